@@ -119,12 +119,6 @@ class Discovery:
 
 SAMPLE_PERIOD: Final = 5.0
 DEADLINE: Final = 2.0
-KEPT: Final = 900.0
-"""Seconds for which a sample is kept."""
-
-ROWS: Final = round(KEPT / SAMPLE_PERIOD)
-"""The most samples of a GPU: some 50 KB."""
-
 FRESH: Final = 2 * SAMPLE_PERIOD + DEADLINE
 """Seconds for which a sample counts as the present usage."""
 
@@ -132,23 +126,22 @@ FRESH: Final = 2 * SAMPLE_PERIOD + DEADLINE
 class Samples:
     """Asks the GPUs of the inventory for their usage.
 
-    A GPU that is lost, gone or silent is not asked until its probes pass; its history has a gap
-    there. Failures are not reported here: the probes report them. The samples of a GPU that leaves
-    the inventory are dropped.
+    A GPU that is lost, gone or silent is not asked until its probes pass. Failures are not reported
+    here: the probes report them. The sample of a GPU that leaves the inventory is dropped.
     """
 
     def __init__(self, driver: Driver, inventory: Cell[Inventory], clock: Clock) -> None:
         self._driver = driver
         self._inventory = inventory
         self._origin = clock.now() - dt.timedelta(seconds=loop_time())
-        self._kept: dict[GpuUuid, deque[Sampled]] = {}
+        self._newest: dict[GpuUuid, Sampled] = {}
 
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:
             inventory = self._inventory.value
             here = {gpu.uuid for gpu in inventory.gpus}
-            self._kept = {uuid: kept for uuid, kept in self._kept.items() if uuid in here}
+            self._newest = {uuid: one for uuid, one in self._newest.items() if uuid in here}
 
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
@@ -166,17 +159,12 @@ class Samples:
         except (DriverError, GpuError, TimeoutError):
             return
 
-        self._kept.setdefault(uuid, deque(maxlen=ROWS)).append(Sampled(self._ago(0), sample))
-
-    def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
-        """The samples of one GPU in the last KEPT seconds, the oldest first."""
-        since = self._ago(KEPT)
-        return tuple(sampled for sampled in self._kept.get(uuid, ()) if sampled.at >= since)
+        self._newest[uuid] = Sampled(self._ago(0), sample)
 
     def newest(self, uuid: GpuUuid) -> Sampled | None:
         """The usage of one GPU now; None: it is not asked or does not report it."""
-        kept = self._kept.get(uuid)
-        return kept[-1] if kept and kept[-1].at >= self._ago(FRESH) else None
+        newest = self._newest.get(uuid)
+        return newest if newest and newest.at >= self._ago(FRESH) else None
 
     def _ago(self, seconds: float) -> dt.datetime:
         return self._origin + dt.timedelta(seconds=loop_time() - seconds)
@@ -320,9 +308,6 @@ def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList
 
 # Keeps the inventory: combines scans, health, held slices and settings into one value.
 
-MOST_GONE: Final = 64
-"""The number of GPUs that left the inventory and are still remembered."""
-
 SPECIFICATIONS_PERIOD: Final = 5.0
 """Seconds between two looks at the CDI specifications. Only what changed is read again."""
 
@@ -374,13 +359,7 @@ class InventoryKeeper:
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
-        self._gone: dict[GpuUuid, SharedGpu] = {}
         self._withheld = False
-
-    @property
-    def gone(self) -> tuple[SharedGpu, ...]:
-        """GPUs that left the inventory since the agent started, the last one first."""
-        return tuple(reversed(self._gone.values()))
 
     async def run(self) -> None:
         """Follow the settings, and the CDI specifications while answers name GPUs by them."""
@@ -459,9 +438,6 @@ class InventoryKeeper:
 
         if new != old:
             new = msgspec.structs.replace(new, generation=old.generation + 1)
-            self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in shared}
-            kept = [pair for pair in self._gone.items() if pair[0] not in shared]
-            self._gone = dict(kept[-MOST_GONE:])
             log.debug("inventory.changed", generation=new.generation, gpus=sorted(shared))
 
         slices = slice_list(new, self._held, self._slices.value)

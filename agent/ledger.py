@@ -4,7 +4,7 @@ import datetime as dt
 import enum
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final
 
@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
-from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, split_slice_id
+from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, has_passed, split_slice_id
 from agent.setting import (
     Field,
     boolean,
@@ -89,9 +89,7 @@ class EditSettings(msgspec.Struct, frozen=True):
         tuple[str, ...],
         Field(
             "allocation.deviceListStrategy",
-            list_of(
-                choice(*STRATEGIES), f"expected one or more of {', '.join(STRATEGIES)}", least=1
-            ),
+            list_of(choice(*STRATEGIES), least=1),
             "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
             "cdi-cri.",
             env=("DEVICE_LIST_STRATEGY",),
@@ -379,18 +377,14 @@ class Row(msgspec.Struct, frozen=True):
         return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
 
     @property
-    def has_directory(self) -> bool:
-        """Whether the answer mounts a container directory; only limits need one."""
-        return self.decided_by is Decider.SCHEDULER or bool(self.shares)
-
-    @property
     def directory(self) -> str:
-        """The name of its container directory; empty: it has none.
+        """The name of its container directory; empty: it has none, because it has no limits.
 
         It is also empty if the state file was changed by hand and the name could lead elsewhere.
         """
         name = f"{self.key.pod_uid}_{self.key.container}"
-        return name if self.has_directory and DIRECTORY_NAME.fullmatch(name) else ""
+        has_one = self.decided_by is Decider.SCHEDULER or self.shares
+        return name if has_one and DIRECTORY_NAME.fullmatch(name) else ""
 
     @property
     def gpus(self) -> tuple[GpuUuid, ...]:
@@ -510,6 +504,28 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
             if pair is not None:
                 held.setdefault(pair[0], set()).add(slice_id)
         return {uuid: tuple(sorted(ids)) for uuid, ids in held.items()}
+
+
+UNCONFIRMED_AFTER: Final = dt.timedelta(seconds=60)
+"""After this time a row that the kubelet has not confirmed counts as unconfirmed."""
+
+
+def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
+    """How many rows have drift or cannot be compared; how many should be confirmed by now.
+
+    Drift: the agent could not offer the right ids before the answer. The kubelet used the ids of an
+    init container again, or another plugin answered.
+    """
+    late = Counter(
+        row.role is Role.INIT
+        for row in ledger.rows
+        if not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
+    )
+    drifted = sum(
+        row.confirmed and row.has_gpu_mismatch and not row.offered
+        for row in ledger.rows_by(Decider.SCHEDULER)
+    )
+    return drifted + late[True], late[False]
 
 
 # What happened on this node, for people: changes and refusals.

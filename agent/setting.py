@@ -21,14 +21,7 @@ _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[
 
 
 class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
-    """A value does not fit its setting; str() says what was expected.
-
-    `found`: the wrong part of the value, if that is not the whole value.
-    """
-
-    def __init__(self, expected: str, found: str = "") -> None:
-        super().__init__(expected)
-        self.found = found
+    """A value does not fit its setting; str() says what was expected."""
 
 
 class ValueType(msgspec.Struct, frozen=True):
@@ -176,30 +169,16 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
 # Lists.
 
 
-def list_of(
-    item: ValueType, expected: str = "expected a list of texts", least: int = 0
-) -> ValueType:
-    """A list of at least `least` items, separated by commas in variables and flags.
-
-    Messages say what was `expected` and show the first item that does not fit.
-    """
+def list_of(item: ValueType, least: int = 0) -> ValueType:
+    """A list of at least `least` items, separated by commas in variables and flags."""
 
     def read(value: object) -> tuple[str, ...]:
         items = value
         if isinstance(value, str):
             items = [part for part in map(str.strip, value.split(",")) if part]
-        if not isinstance(items, list):
-            raise WrongValue(expected)
-        if len(items) < least:
-            raise WrongValue(expected, "none")
-
-        found = []
-        for one in items:
-            try:
-                found.append(str(item(one)))
-            except WrongValue as error:
-                raise WrongValue(expected, shown(one)) from error
-        return tuple(found)
+        if not isinstance(items, list) or len(items) < least:
+            raise WrongValue("expected a list of one or more" if least else "expected a list")
+        return tuple(str(item(one)) for one in items)
 
     bound = {"minItems": least} if least else {}
     return ValueType(read, {"type": "array", "items": item.schema, **bound})
@@ -210,10 +189,11 @@ texts = list_of(text)
 
 indexes = list_of(
     ValueType(
-        text_where(re.compile("[0-9]{1,19}").fullmatch, "", _text_or_whole).read,
+        text_where(
+            re.compile("[0-9]{1,19}").fullmatch, "expected GPU indexes", _text_or_whole
+        ).read,
         {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
-    ),
-    "expected GPU indexes",
+    )
 )
 """A list of GPU indexes."""
 
@@ -224,6 +204,8 @@ indexes = list_of(
 def _whole(value: object) -> int | None:
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,19}", value):
         return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # Helm writes 131072 as 1.31072e+05
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -305,11 +287,11 @@ def duration(low: float, high: float) -> ValueType:
 class Field(msgspec.Struct, frozen=True):
     """One setting, declared at the attribute that holds its value: `Annotated[int, Field(...)]`.
 
-    `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
-    one that is set wins. `flag`: the option of `run`, empty if there is none. `other_flags`: its
-    spellings in HAMi and NVIDIA. `live`: a change takes effect while the agent runs. Profiles may
-    set a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if
-    the types of both are not enough.
+    `key`: its path in the file (`sharing.splitCount`). `flag`: the option of `run`, empty if there
+    is none; `other_flags`: its spellings in HAMi and NVIDIA. `env`: further variables in order; the
+    first one that is set wins. `live`: a change takes effect while the agent runs. Profiles may set
+    a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if the
+    types of both are not enough.
 
     agent.settings.schema adds `default`, that of the attribute, and `place`, the attribute's path
     in Settings.
@@ -318,8 +300,8 @@ class Field(msgspec.Struct, frozen=True):
     key: str
     read: ValueType
     text: str
-    env: tuple[str, ...] = ()
     flag: str = ""
+    env: tuple[str, ...] = ()
     other_flags: tuple[str, ...] = ()
     live: bool = False
     profiled: bool = True

@@ -3,7 +3,6 @@
 import datetime as dt
 import operator
 import re
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, TypeAlias, TypeVar
@@ -14,21 +13,9 @@ from agent.allocate.room import promised, takes_room
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
 from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_node_lock
-from agent.hami.region import RegionState
-from agent.kit.units import UNKNOWN, age, counted, gib, percent
+from agent.kit.units import UNKNOWN, Column, age, gib, percent, some
 from agent.ledger import ContainerKey, Decider, JournalEntry, KubeletEpoch, Ledger, Row
-from agent.model import (
-    MIB,
-    NO_INDEX,
-    Cause,
-    Condition,
-    GpuSample,
-    GpuUuid,
-    Inventory,
-    Sampled,
-    SharedGpu,
-    SliceList,
-)
+from agent.model import MIB, NO_INDEX, Cause, Condition, GpuUuid, Inventory, Sampled, SliceList
 from agent.node import Check, is_ready, read_cordon
 from agent.settle import REJECTED
 from agent.usage import ContainerUse
@@ -68,8 +55,7 @@ class NodeStatus(Document, frozen=True):
 
     - `scheduler`: `hami`, or `none` if the kubelet decides alone.
     - `checks`: all readiness checks, with a text if they fail; `ready`: no required one fails.
-    - `kubelet`: the state of the registration as a phrase. `kubelet_since`: when its socket
-      appeared; None: not known.
+    - `kubelet`: the state of the registration as a phrase.
     """
 
     name: str
@@ -80,7 +66,6 @@ class NodeStatus(Document, frozen=True):
     resource: str = ""
     driver: str = ""
     kubelet: str = ""
-    kubelet_since: Moment | None = None
     observe: bool = False
     profiles: tuple[str, ...] = ()
     split_count: int | None = None
@@ -90,21 +75,11 @@ class NodeStatus(Document, frozen=True):
     checks: tuple[Check, ...] = ()
 
 
-class UseHistory(Document, frozen=True):
-    """Means of equal periods, the oldest first. None: nothing was sampled in that period."""
-
-    period_seconds: int
-    until: Moment
-    gpu_percent: tuple[int | None, ...] = ()
-    used_mib: tuple[int | None, ...] = ()
-
-
 class GpuStatus(Document, frozen=True):
     """One GPU.
 
     - `index`: None if it is not known. `condition`: ok, watch, bad, lost or unmonitored.
     - `serving`: new containers may get it. `obstacles`: why not, besides its health.
-    - `offered_until`: when that ends for a GPU that does not answer, unless it does; else None.
     - `slices_held`: by containers that work on it. The kubelet may have booked another GPU's.
     - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
     - `used_mib`, `gpu_percent`: measured now; None if the driver does not say.
@@ -115,17 +90,14 @@ class GpuStatus(Document, frozen=True):
     model: str = ""
     pci: str = ""
     numa: int | None = None
-    mode: str = ""
     condition: str = ""
     serving: bool = True
     cordoned: bool = False
     since: Moment | None = None
     cause: str = ""
     action: str = ""
-    runbook: str = ""
     text: str = ""
     obstacles: tuple[str, ...] = ()
-    offered_until: Moment | None = None
     slices: int = 0
     slices_held: int = 0
     memory_mib: Mib | None = None
@@ -135,7 +107,6 @@ class GpuStatus(Document, frozen=True):
     promised_cores: int = 0
     used_mib: Mib | None = None
     gpu_percent: int | None = None
-    history: UseHistory | None = None
 
     @property
     def name(self) -> str:
@@ -179,9 +150,8 @@ class AllocationStatus(Document, frozen=True):
     - `confirmed`: the present kubelet has recorded the answer; None: not known.
     - `mismatched`: the kubelet recorded slices of other GPUs.
     - `ended`: it runs no more, and its share counts no more in what is promised.
-    - `last_kernel`: when a process or a kernel of the container last started on a GPU.
-    - `processes`: how many of its processes use a GPU. `last_kernel` and `processes` are None if
-      they are not known; `unread`: why, if a person should know.
+    - `last_kernel`: when a process or a kernel of it last started on a GPU; None: not known.
+      `unread`: why, if a person should know.
     - `unkept`: why nothing keeps its limits; empty: HAMi-core does, or its pod is not known.
     """
 
@@ -189,14 +159,12 @@ class AllocationStatus(Document, frozen=True):
     pod: str
     container: str
     shares: tuple[ShareStatus, ...]
-    slices: tuple[str, ...] = ()
     since: Moment | None = None
     confirmed: bool | None = None
     mismatched: bool = False
     ended: bool = False
     decided_by: str = "scheduler"
     last_kernel: Moment | None = None
-    processes: int | None = None
     unread: str = ""
     unkept: str = ""
 
@@ -238,11 +206,6 @@ class Envelope(Document, frozen=True):
 D = TypeVar("D")
 
 
-def names_of(gpu: GpuStatus) -> frozenset[str]:
-    """The words that name a GPU: its UUID, and its index if that is known."""
-    return frozenset({gpu.uuid} if gpu.index is None else {gpu.uuid, str(gpu.index)})
-
-
 def envelope(kind: str, data: object, at: dt.datetime) -> bytes:
     """The answer with this data as JSON; `data` may be encoded already, as `msgspec.Raw`."""
     raw = data if isinstance(data, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(data))
@@ -271,12 +234,6 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
 
 # Renders the facts of the agent as the documents of `/api/v1`.
 
-PERIOD: Final = 30
-"""Seconds of one value of the history."""
-
-PERIODS: Final = 30
-"""Values of a history: 15 minutes."""
-
 READ_AGAIN: Final = dt.timedelta(seconds=90)
 """Until then the agent may not have read what a new kubelet has on record: it does each minute."""
 
@@ -288,55 +245,42 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """What the documents, the page and the metrics are made of, read at one moment.
 
     A standby knows only `about` and `checks`.
+
+    - `about`: what does not come from the other values. `node`: as the watch last showed it.
+    - `newest`: the newest sample of a GPU. `used`: what a container uses.
+    - `journal_since`: changes and refusals before that time are not known.
+    - `pods`: tells which containers have ended. `settings`: those in force.
+    - `kubelet`: the present instance; None: there is none, or it is not known.
     """
 
     now: dt.datetime
-
     about: NodeStatus
-    """What does not come from the other values."""
-
     checks: Sequence[Check] = ()
-
     node: NodeView | None = None
-    """The Node as the watch last showed it; None: not seen."""
-
     inventory: Inventory = msgspec.field(default_factory=Inventory)
-
-    gone: Sequence[SharedGpu] = ()
-    """The GPUs that left the inventory, the last first."""
-
     slices: SliceList = msgspec.field(default_factory=SliceList)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
-
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
-    history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
-    """Samples of a GPU."""
-
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
-    """What a container uses."""
-
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
     journal_since: dt.datetime | None = None
-    """Those before that time are not known."""
-
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
-    """Those in force."""
-
     pods: PodTable = msgspec.field(default_factory=PodTable)
-    """Tells which containers have ended."""
-
     kubelet: KubeletEpoch | None = None
-    """The present one; None: there is none, or it is not known."""
-
-    driver_hang: float = 0.0
-    """Seconds for which a GPU that does not answer is offered."""
 
 
 def status_of(facts: StatusFacts) -> StatusDocument:
     """All of the node."""
+    node = msgspec.structs.replace(
+        facts.about,
+        ready=is_ready(facts.checks),
+        driver=facts.inventory.driver_version,
+        lock=lock_status(facts.node.annotations) if facts.node else None,
+        checks=facts.checks,
+    )
     return StatusDocument(
-        node=node_of(facts),
+        node=node,
         gpus=gpus_of(facts),
         allocations=allocations_of(facts),
         refusals=tuple(facts.refusals),
@@ -358,35 +302,20 @@ def standing_of(facts: StatusFacts) -> tuple[JournalEntry, ...]:
     return tuple(found.values())
 
 
-def node_of(facts: StatusFacts) -> NodeStatus:
-    """The node, the state of its agent, and HAMi's lock."""
-    return msgspec.structs.replace(
-        facts.about,
-        ready=is_ready(facts.checks),
-        driver=facts.inventory.driver_version,
-        kubelet_since=facts.kubelet.since if facts.kubelet else None,
-        lock=lock_status(facts.node.annotations) if facts.node else None,
-        checks=facts.checks,
-    )
-
-
-def _is_placed(row: Row) -> bool:
-    """Whether the scheduler chose the GPUs, so that the kubelet's ids do not name them."""
-    return row.decided_by is Decider.SCHEDULER and bool(row.shares)
-
-
 def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     closed = read_cordon(facts.node.annotations.get(CORDON) if facts.node else None)
     living = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
-    held = Counter(share.uuid for row in living if _is_placed(row) for share in row.shares)
+    # Where the scheduler chose the GPUs, the kubelet's ids do not name them.
+    placed = [row for row in living if row.decided_by is Decider.SCHEDULER and row.shares]
+    held = Counter(share.uuid for row in placed for share in row.shares)
     # All others work on what the kubelet booked. Several rows may have the same ids, which count
     # once: of an init container, or of an answer that was not booked.
-    booked = Ledger(tuple(row for row in living if not _is_placed(row))).held_ids
+    others = (row for row in living if row.decided_by is not Decider.SCHEDULER or not row.shares)
+    booked = Ledger(tuple(others)).held_ids
     held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
-    hang = dt.timedelta(seconds=facts.driver_hang)
     found = []
 
     for shared in facts.inventory.gpus:
@@ -399,17 +328,14 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             model=gpu.name,
             pci=gpu.pci,
             numa=gpu.numa,
-            mode=shared.mode,
             condition=health.condition.value,
             serving=facts.inventory.offers(shared),
             cordoned=gpu.uuid in closed,
             since=health.since,
             cause=health.cause,
             action=health.action,
-            runbook=health.runbook,
             text=health.text,
             obstacles=facts.inventory.obstacles(shared),
-            offered_until=health.since + hang if health.silent and health.serving else None,
             slices=listed.get(gpu.uuid, 0),
             slices_held=held[gpu.uuid],
             memory_mib=gpu.memory_mib,
@@ -419,7 +345,6 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             promised_cores=use.core_percent,
             used_mib=newest.sample.used_mib if newest else None,
             gpu_percent=newest.sample.gpu_percent if newest else None,
-            history=history_of(facts.history(gpu.uuid), facts.now),
         )
         found.append(one)
 
@@ -438,87 +363,58 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     )
 
 
-def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | None:
-    """The means of the last PERIODS periods, in steps of the clock; None without a sample."""
-    if not samples:
-        return None
-
-    # Periods of the clock and not back from now: else each reader would see other means.
-    until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
-    periods: list[list[GpuSample]] = [[] for _ in range(PERIODS)]
-    for sampled in samples:
-        place = PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD
-        if 0 <= place < PERIODS:
-            periods[place].append(sampled.sample)
-
-    return UseHistory(
-        period_seconds=PERIOD,
-        until=until,
-        gpu_percent=tuple(_mean(one.gpu_percent for one in period) for period in periods),
-        used_mib=tuple(_mean(one.used_mib for one in period) for period in periods),
-    )
-
-
-def _mean(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return round(statistics.fmean(known)) if known else None
-
-
 def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
-    """What one container holds and uses. What an ended one used last is not said."""
+    """What one container holds and uses. What one used that runs no more is not said."""
     ended = not takes_room(row, facts.pods)
     pod, kubelet = facts.pods.pods.get(row.key.pod_uid), facts.kubelet
     confirmed = row.is_booked_by(kubelet) if kubelet else None
     if kubelet and row.answered_at < kubelet.since and facts.now - kubelet.since < READ_AGAIN:
         confirmed = confirmed or None
-    use = None if ended else facts.used(row.key)
-    used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
 
-    limits: list[tuple[GpuUuid, int | None, int | None]] = [
-        (one.uuid, one.memory_mib, one.core_percent) for one in row.limits
+    # An init container may have ended while its share still counts, because another one runs.
+    own = pod.containers if pod else ()
+    is_over = ended or any(one.ended_at for one in own if one.name == row.key.container)
+    use = None if is_over else facts.used(row.key)
+    # HAMi-core's region keeps the last figures of a GPU that is lost.
+    lost = {one.uuid for one in facts.inventory.gpus if one.health.condition is Condition.LOST}
+    used = {one.uuid: one for one in use.gpus if one.uuid not in lost} if use else {}
+
+    given = [ShareStatus(gpu=labels.get(uuid, uuid), uuid=uuid) for uuid in row.gpus]
+    limits = [
+        ShareStatus(labels.get(one.uuid, one.uuid), one.uuid, one.memory_mib, one.core_percent)
+        for one in row.limits
     ]
-    shares = []
-
-    for uuid, mib, cores in limits or [(uuid, None, None) for uuid in row.gpus]:
-        of = used.get(uuid)
-        shares.append(
-            ShareStatus(
-                gpu=labels.get(uuid, uuid),
-                uuid=uuid,
-                memory_mib=mib,
-                cores=cores,
-                used_mib=of.memory.total // MIB if of else None,
-                gpu_percent=of.sm_percent if of else None,
-            )
-        )
-
     return AllocationStatus(
         namespace=row.namespace,
         pod=row.pod,
         container=row.holder.container if row.holder else "",
-        shares=tuple(shares),
-        slices=row.slice_ids,
+        shares=tuple(
+            msgspec.structs.replace(
+                one,
+                used_mib=used[one.uuid].memory.total // MIB,
+                gpu_percent=used[one.uuid].sm_percent,
+            )
+            if one.uuid in used
+            else one
+            for one in limits or given
+        ),
         since=row.answered_at,
         confirmed=confirmed,
         mismatched=row.mismatched,
         ended=ended,
         decided_by=row.decided_by.value,
         last_kernel=use.last_kernel if use else None,
-        processes=use.processes if use and use.state is RegionState.READABLE else None,
         unread=use.reason if use else "",
         unkept=pod.unkept(row.key.container) if pod and row.limits and not ended else "",
     )
 
 
-def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
-    """The value of the label `gpu` for each GPU, also for those that are `gone`.
-
-    It is the index, also after the GPU is gone; the UUID if it has none or another GPU has it now.
-    """
+def gpu_labels(inventory: Inventory) -> Mapping[GpuUuid, str]:
+    """The label `gpu` of each GPU: its index; the UUID if it has none or another GPU has it now."""
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
 
-    for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
+    for gpu in sorted(inventory.gpus, key=lambda gpu: not gpu.present):
         named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
         taken.add(gpu.gpu.index)
 
@@ -550,14 +446,43 @@ OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
 SEVERE: Final = frozenset({Condition.BAD, Condition.LOST})
 """The conditions in capitals, of grade `bad`."""
 
-IDLE: Final = dt.timedelta(hours=1)
-"""From then on a container without a kernel is pointed out."""
-
 GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
 """A GPU in a sentence."""
 
 ALSO: Final = 5
 """Names beside the first one of equal entries."""
+
+GPU_COLUMNS: Final = (
+    Column("GPU"),
+    Column("MODEL", rank=4, least=6),
+    Column("HEALTH"),
+    Column("SLICES", right=True),
+    Column("ALLOCATED", right=True),
+    Column("FREE", right=True),
+    Column("CORES", rank=1, right=True),
+    Column("USED", rank=3, right=True),
+    Column("UTIL", rank=3, right=True),
+    Column("PHYSICAL", rank=5, right=True),
+    Column("PCI", rank=6),
+    Column("NUMA", rank=6),
+    Column("UUID", rank=7),
+)
+"""The columns of gpu_cells()."""
+
+POD_COLUMNS: Final = (
+    Column("NAMESPACE", least=9),
+    Column("POD", least=24),
+    Column("CONTAINER", rank=1, least=9),
+    Column("GPU"),
+    Column("MEMORY", right=True),
+    Column("USED", rank=3, right=True),
+    Column("CORES", rank=4, right=True),
+    Column("UTIL", rank=4, right=True),
+    Column("IDLE", rank=5, right=True),
+    Column("SINCE", rank=2, right=True),
+    Column("KUBELET", rank=6),
+)
+"""The columns of pod_cells()."""
 
 Notice: TypeAlias = tuple[str, str]
 """A sentence, and its grade."""
@@ -567,7 +492,6 @@ def heads(node: NodeStatus, now: dt.datetime) -> list[list[str]]:
     """The node and its agent, the settings in force, and the lock if it is held: lines in parts."""
     ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
     up = f" up {age(node.started_at, now)}" if node.started_at else ""
-    factors = (("memory", node.memory_scaling), ("cores", node.core_scaling))
     lines = [
         [
             f"{cap(node.name)}  {ready}",
@@ -579,10 +503,12 @@ def heads(node: NodeStatus, now: dt.datetime) -> list[list[str]]:
     ]
 
     if node.split_count is not None:
+        memory, cores = node.memory_scaling, node.core_scaling
         lines.append(
             [
                 f"settings  {node.split_count} slices for each GPU",
-                *(f"{name} x{factor:g}" for name, factor in factors if factor is not None),
+                "" if memory is None else f"memory x{memory:g}",
+                "" if cores is None else f"cores x{cores:g}",
                 f"scheduler {cap(node.scheduler)}",
                 cap(node.resource),
                 "profiles " + cap(", ".join(node.profiles)) if node.profiles else "",
@@ -608,7 +534,7 @@ def summary(found: StatusDocument) -> str:
 
 
 def gpu_cells(gpu: GpuStatus) -> list[str]:
-    """GPU, model, health, slices, allocated, free, cores, used, and how busy it is."""
+    """The cells of one GPU."""
     word = cap(gpu.health.upper() if gpu.health in SEVERE else gpu.health, 16)
     return [
         UNKNOWN if gpu.index is None else str(gpu.index),
@@ -621,6 +547,10 @@ def gpu_cells(gpu: GpuStatus) -> list[str]:
         f"{gpu.promised_cores}/{percent(gpu.sellable_cores)}",
         gib(gpu.used_mib),
         percent(gpu.gpu_percent),
+        gib(gpu.memory_mib),
+        cap(gpu.pci, 32) or UNKNOWN,
+        UNKNOWN if gpu.numa is None else str(gpu.numa),
+        cap(gpu.uuid, 64),
     ]
 
 
@@ -631,8 +561,17 @@ def gpu_grade(gpu: GpuStatus) -> str:
     return "watch" if gpu.condition not in {"", Condition.OK} else ""
 
 
+def pod_rows(found: StatusDocument, now: dt.datetime) -> list[list[str]]:
+    """A row of cells for each container and GPU; what uses the most memory comes first."""
+    pairs = [(one, share) for one in found.allocations or () for share in one.shares]
+    pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
+    return [pod_cells(one, share, now) for one, share in pairs]
+
+
 def pod_cells(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
-    """The cells of one container and GPU, and since when it is idle and holds the share."""
+    """The cells of one container and GPU."""
+    # HAMi-core misses some kernels, as of CUDA graphs.
+    is_busy = any(each.gpu_percent for each in one.shares)
     booked = {True: "recorded", False: "not recorded", None: UNKNOWN}[one.confirmed]
     return [
         cap(one.namespace, 64) or UNKNOWN,
@@ -643,71 +582,33 @@ def pod_cells(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> li
         gib(share.used_mib),
         "any" if share.cores == 0 else percent(share.cores),
         percent(share.gpu_percent),
-        # HAMi-core does not see each kernel, such as those of CUDA graphs.
-        UNKNOWN if is_busy(one) else age(one.last_kernel, now),
+        UNKNOWN if is_busy else age(one.last_kernel, now),
         age(one.since, now),
         "ended" if one.ended else "other GPUs" if one.mismatched else booked,
     ]
 
 
-def is_busy(one: AllocationStatus) -> bool:
-    """Whether the container uses the compute of a GPU now."""
-    return any(share.gpu_percent for share in one.shares)
+def notices(found: StatusDocument, now: dt.datetime, *, refused: bool = True) -> Iterator[Notice]:
+    """What needs a person: GPUs that are not well, and checks that fail.
 
-
-def idle(found: StatusDocument, now: dt.datetime) -> list[tuple[dt.datetime, str]]:
-    """The containers without a kernel for over an hour: since when, and which; longest first."""
-    held = (one for one in found.allocations or () if not is_busy(one))
-    kernels = ((one.last_kernel, container(one)) for one in held)
-    return sorted((at, name) for at, name in kernels if at is not None and now - at >= IDLE)
-
-
-def notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
-    """What needs a person: GPUs that are not well, checks that fail, and what pods do."""
-    yield from gpu_notices(found, now)
+    `refused`: also the last refusal of a pod that is still there.
+    """
+    yield from _gpu_notices(found, now)
 
     for check in found.node.checks:
         if not check.ok and check.name not in OF_GPUS:
             word, grade = ("not ready", "bad") if check.required else ("degraded", "watch")
             yield f"{word}: {check.name}: {cap(check.text, 1024)}", grade
 
-    since, lost = found.node.kubelet_since, unrecorded(found)
-    if lost and since:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        text = (
-            f"kubelet: the one that started {age(since, now)} ago has no record of the slices of "
-            f"{lost[0]}{more}: it has lost its checkpoint. They keep their shares, and are given "
-            "the same again when their containers restart"
-        )
-        yield text, "watch"
-
-    if found_idle := idle(found, now):
-        at, longest = found_idle[0]
-        count = counted(len(found_idle), "container")
-        text = f"idle: {count} ran no kernel for over an hour, {longest} for {age(at, now)}"
-        yield f"{text}; `hami-agent status --by pod` lists all", ""
-
-
-def unrecorded(found: StatusDocument) -> list[str]:
-    """The containers that were answered before the present kubelet, which has no record of them."""
-    since = found.node.kubelet_since
-    return [
-        container(one)
-        for one in found.allocations or ()
-        if one.confirmed is False and not one.ended and since and one.since and one.since < since
-    ]
-
-
-def refused(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
-    """The last refusal of a pod that is still there."""
     # Nothing can be done for a pod that is gone: --since tells of it. An older agent tells of all.
-    if refusals := found.refusals if found.standing is None else found.standing:
+    refusals = found.refusals if found.standing is None else found.standing
+    if refused and refusals:
         last = refusals[0]
         text = f"refused: {len(refusals)} in 24 h, the last {age(last.at, now)} ago"
         yield f"{text}: {cap(last.text, 1024)} [{cap(last.reason)}]", "watch"
 
 
-def gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
+def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
     """What is not well about GPUs. Equal words about several GPUs are one sentence."""
     told: dict[Notice, list[str]] = {}
 
@@ -715,11 +616,9 @@ def gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         which, said = cap(gpu.name), []
         if grade := gpu_grade(gpu):
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
-            until = gpu.offered_until
-            left = f"; offered for {age(now, until)} more" if until else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
             why = cap(gpu.text or gpu.cause, 1024)
-            said.append((f"{cap(gpu.health)}{since}: {why}{left}{act}", grade))
+            said.append((f"{cap(gpu.health)}{since}: {why}{act}", grade))
 
         said += [(f"not offered: {cap(text, 1024)}", "watch") for text in gpu.obstacles]
         if gpu.cordoned:
@@ -733,42 +632,35 @@ def gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {text}", grade
 
 
-def pod_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
+def pod_notices(found: StatusDocument) -> Iterator[Notice]:
     """What a person should know of containers, beside their cells."""
     for one in found.allocations or ():
-        if one.unkept and not one.ended:
-            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}", ""
+        name = "/".join(cap(part, 64) for part in (one.namespace, one.pod, one.container))
+        if one.unkept:
+            yield f"nothing keeps the limits of {name}: {cap(one.unkept)}", ""
 
-        if one.unread and not one.ended:
-            yield f"the use of {container(one)} is not known: {cap(one.unread)}", ""
-
-    for at, name in idle(found, now):
-        yield f"idle for {age(at, now)}: {name}", ""
+        if one.unread:
+            yield f"the use of {name} is not known: {cap(one.unread)}", ""
 
 
-def container(one: AllocationStatus) -> str:
-    """The container's name with its pod's, for people."""
-    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
+def entry_lines(entries: Iterable[JournalEntry], now: dt.datetime) -> Iterator[Notice]:
+    """Refusals or changes with their grade; equal ones, except for pod or GPU, are one sentence.
 
-
-def folded(entries: Iterable[JournalEntry]) -> Iterator[tuple[JournalEntry, str, str]]:
-    """Refusals or changes; equal ones, except for pod or GPU, are one.
-
-    Each is the newest, what it is about, and of the others their number and what they are about.
+    It is the newest, with the number of the others and what they are about.
     """
     groups: dict[tuple[str, str], list[JournalEntry]] = {}
     for entry in entries:
         groups.setdefault((entry.reason, GPU_NAME.sub("", entry.text, 1)), []).append(entry)
 
     for newest, *older in groups.values():
-        about, times = _about(newest), ""
+        about = _about(newest)
+        of = f" {about}" if newest.pod else ""
+        text = f"{age(newest.at, now)} ago  {cap(newest.reason)}{of}: {cap(newest.text, 1024)}"
         if older:
-            others = [name for name in dict.fromkeys(map(_about, older)) if name != about]
-            also = f"; also {', '.join(others[:ALSO])}" if others else ""
-            more = f" and {len(others) - ALSO} more" if len(others) > ALSO else ""
-            times = f"{len(older) + 1} times{also}{more}"
+            others = {*map(_about, older)} - {about}
+            text += f" ({len(older) + 1} times{'; also ' if others else ''}{some(others, ALSO)})"
 
-        yield newest, about, times
+        yield text, "watch" if newest.warning else ""
 
 
 def _about(entry: JournalEntry) -> str:

@@ -19,8 +19,8 @@ from typing import Any, Final
 from agent import setting as kinds
 from agent.health.xids import xid_classes
 from agent.setting import Field
-from agent.settings.files import DEVICE_CONFIG, FILTER, FILTERS, NODE_CONFIG, WITHOUT_EFFECT
-from agent.settings.reading import FOREIGN, RESOURCE, SCHEDULER
+from agent.settings.files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.reading import FOREIGN, RESOURCE, SCHEDULER, flag_of
 from agent.settings.schema import FIELDS, LIVE
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "SETTINGS.md"
@@ -166,8 +166,6 @@ def hami_keys() -> Mapping[str, list[str]]:
         keys[setting].append(f"`{key}` in device-config.yaml")
     for key, setting in NODE_CONFIG.items():
         keys[setting].append(f"`{key}` in config.json")
-    for name, setting in FILTERS.items():
-        keys[setting].append(f"`{FILTER}.{name}` in config.json")
     return dict(keys)
 
 
@@ -179,30 +177,16 @@ def without_effect() -> Iterator[str]:
     yield from ("", "## Without effect here", "")
     yield from wrapped(
         "Variables, flags and keys of HAMi's and NVIDIA's plugins that the agent accepts, so that "
-        "their command lines and files work. Each value other than those of the second column is "
-        "a warning in the log; where the third column says so, it is refused. HAMi's plugin "
-        "ignores the variables and flags for slices, scalings and the core limit since 2.4.1: set "
+        "their command lines and files work. The log warns of the variables and flags. HAMi's "
+        "plugin ignores those for slices, scalings and the core limit since 2.4.1: set "
         "`sharing.splitCount`, `sharing.memoryScaling`, `sharing.coreScaling` and "
         "`library.disableCoreLimit` instead. Instead of `-v`, set `log.level`."
     )
     yield ""
-    rows = [
-        (
-            ", ".join(quoted([*filter(None, [one.variable]), *one.flags])),
-            ", ".join(quoted(["false"] if one.harmless == kinds.FALSE else sorted(one.harmless))),
-            "refused" if one.strict else "ignored",
-        )
-        for one in FOREIGN
-    ]
-    rows += [
-        (
-            f"`{key}` in config.json",
-            ", ".join(quoted(json.dumps(value) for value in silent)),
-            "ignored",
-        )
-        for key, silent in WITHOUT_EFFECT.items()
-    ]
-    yield from table(("name", "without a word", "other values"), rows)
+    named = {"Variables": FOREIGN, "Flags": (*map(flag_of, FOREIGN), "-v", "--v")}
+    named |= {f"Keys of {file}": keys for file, keys in WITHOUT_EFFECT.items()}
+    for what, names in named.items():
+        yield from wrapped(f"{what}: {', '.join(quoted(names))}.", "- ")
 
 
 def anchor(heading: str) -> str:

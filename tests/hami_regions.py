@@ -8,8 +8,7 @@ import pathlib
 import zlib
 from typing import Any
 
-from agent.hami.region import NoRegion, RegionState
-from agent.usage import read_region
+from agent.hami.region import NoRegion, RegionState, read_region
 from tests.fakes.regions import RegionReading
 
 FILE = pathlib.Path(__file__).parent / "vectors" / "hami-core-vectors.json"

@@ -6,14 +6,15 @@ scheduler or resource name is refused, with all that came with it, while pods ho
 """
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 import structlog
 
 from agent import __version__
-from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
+from agent.cluster import NodeEvent, NodeView, PodTable
 from agent.errors import SettingsError
 from agent.host.system import Systemd
 from agent.kit.cell import Cell
@@ -30,7 +31,6 @@ from agent.settings.reading import (
     NodeValues,
     Sources,
     SourcesRead,
-    stand_in,
 )
 from agent.settings.schema import Settings
 from agent.state import LAST_GOOD_KIND, seal
@@ -46,15 +46,6 @@ Otherwise the next PERIOD tries it again. A request does not wait.
 
 LABELS_DEADLINE: Final = 2.0
 """Seconds that the first start of all waits for the Node's labels."""
-
-PAUSE_DEADLINE: Final = 10.0
-"""Seconds for the kubelet's calls to pause, before another name or scheduler takes effect."""
-
-SOURCES: Final = "sources"
-"""Files, variables and flags, as they were read last."""
-
-NODE: Final = "node"
-"""The settings in force, for the labels of this node."""
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +68,6 @@ class SharedCells:
         self.slices = Cell(SliceList())
         self.pods = Cell(PodTable())
         self.node: Cell[NodeView | None] = Cell(None)
-        self.orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,16 +77,15 @@ class SettingsService:
     - `start`: settings that the rows allow. `stored`: the copy on disk; its labels count until the
       Node is seen.
     - `look`: reads the sources, see agent.settings.reading. `asked`: set to request a read now.
-    - `refresh`: rebuilds the inventory after a change. `say`: posts an Event. `stop`: ends the
-      process. `ledger`: who holds slices. `calls`: which answers are in progress.
+    - `refresh`: rebuilds the inventory after a change. `say`: posts an Event. `ledger`: who holds
+      slices. `calls`: which answers are in progress.
     - `plan`, `values`, `profiles`: the settings in force, and the names of the profiles that gave
-      them. `name`, `labels`: the node, whose labels may be newer if the settings do not fit them.
-    - `faults`: why not all settings are in force, by SOURCES and NODE.
+      them. `pending`: the keys of those that take effect only at the next start. `fault`: why not
+      all that the sources say is in force.
+    - `name`, `labels`: the node, whose labels may be newer if the settings do not fit them.
     - `labelled`: set when the Node's labels are known and applied to the inventory; the report to
       the scheduler waits for it.
-    - `copy`: what to keep on disk, the sources in force once `is_settled`: they fit the labels, or
-      labels did not come in time.
-    - `refusal`: the settings do not fit the labels of the start; `stop` is set then.
+    - `copy`: what to keep on disk, the sources in force.
     """
 
     start: SourcesRead
@@ -108,22 +97,19 @@ class SettingsService:
     notifier: Systemd
     refresh: Callable[[], None]
     say: Callable[[NodeEvent], None]
-    stop: asyncio.Event
     ledger: Cell[Ledger]
     calls: IdleWaiter
 
     def __post_init__(self) -> None:
         plan, copy = self.start.taken(), self.stored
-        self.refusal: SettingsError | None = None
         self.labelled = asyncio.Event()
-        self.is_settled = False
         self.copy: Cell[LastGood | None] = Cell(None)
-        self.faults: dict[str, SettingsError] = {}
-        self._running = plan.fixed()
+        self.fault: SettingsError | None = None
+        self._running, self.pending = plan.fixed(), list[str]()
         self._read: SourcesRead | None = None
         self.name = plan.name
         self.labels: Labels = None
-        self._apply(plan, self.labels)
+        self._apply(plan)
         if copy is not None and copy.node == plan.name:
             self._follow(copy.labels)
 
@@ -140,48 +126,19 @@ class SettingsService:
         """Build the settings in force for these labels, or keep them as they were."""
         if labels == self.labels:
             return
+        self.labels = labels
         try:
-            if self._apply(self.plan, labels):
+            if self._apply(self.plan):
                 log.info("config.fitted", node=self.name)
-        except SettingsError as error:
-            # The labels are known, whatever the settings say; settle() judges these again.
-            self.labels = labels
-            if self.is_settled:
-                self._refuse(NODE, error)
+        except SettingsError as error:  # an entry of config.json for these labels does not fit
+            self._refuse(error)
 
-    async def settle(self) -> None:
-        """Wait LABELS_DEADLINE at most for labels that decide, and judge the settings of the start.
-
-        If they do not fit, the last good ones take their place, or the process ends.
-        """
-        if self.is_settled:
-            return
+    async def await_labels(self) -> None:
+        """Wait LABELS_DEADLINE at most for labels that decide."""
         if self.plan.need_labels(self.name, self.labels):
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with Lag().within(LABELS_DEADLINE):
                     await self.labelled.wait()
-            except TimeoutError:
-                log.warning(
-                    "config.labels_unknown",
-                    what=f"the Node is not seen after {LABELS_DEADLINE:g} s: what selects by "
-                    "labels does not apply yet",
-                )
-
-        self.is_settled = True
-        try:
-            self._apply(self.plan, self.labels)
-        except SettingsError as error:
-            last = stand_in(
-                self.stored, self.plan.sources, self.ledger.value, self.name, self.labels
-            )
-            if last is not None:
-                self._apply(last, self.labels)
-                self._refuse(SOURCES, error)
-                return
-            # The end of the process logs the reason.
-            self.refusal = error
-            self.say(NodeEvent("ConfigRejected", str(error), warning=True))
-            self.stop.set()
 
     # The sources.
 
@@ -214,20 +171,18 @@ class SettingsService:
         read = self._read = await self.look(before, good)
 
         # Whoever writes a file may be half way. A request does not wait for the rest.
-        again = read is before
-        if not (asked or again) and (
+        if not (asked or read is before) and (
             await await_event(self.asked, STILL) or await self.look(read, good) is not read
         ):
             return
 
         if read.refusal is not None:
-            self._refuse(SOURCES, read.refusal, asked=asked)
+            self._refuse(read.refusal, asked=asked)
             return
         plan = read.taken()
-        if plan.sources == self.plan.sources:
-            if asked or SOURCES in self.faults:
+        if plan.sources == self.plan.sources and self.fault is None:
+            if asked:
                 log.info("config.unchanged")
-            self.faults.pop(SOURCES, None)
             return
 
         # Another name or scheduler takes effect in a pause of the kubelet's calls: the row of an
@@ -235,47 +190,43 @@ class SettingsService:
         wanted, held = plan.resolve(), plan.undrained(self.ledger.value)
         if held is None and any(wanted[one].value != self.values[one].value for one in LASTING):
             try:
-                async with asyncio.timeout(PAUSE_DEADLINE):
+                async with asyncio.timeout(PERIOD):
                     await self.calls.idle_for(PREFERENCE_FOLLOWED)
             except TimeoutError:
-                log.warning(
-                    "config.waits",
-                    err="the kubelet admits pods without a pause; the settings are read again in "
-                    f"{PERIOD:g} s",
-                )
-                return
-        self.take(plan, again=again, asked=asked)
+                return  # the next read tries it again
+        self.take(plan, asked=asked)
 
-    def take(self, plan: NodeValues, *, again: bool = False, asked: bool = False) -> None:
-        """Apply changed sources. Refused settings change nothing.
+    def take(self, plan: NodeValues, *, asked: bool = False) -> None:
+        """Apply changed sources. Refused settings change nothing. `asked`: see `read`.
 
-        The log names the settings that take effect only at the next start. `again`: the last read
-        found the same. `asked`: see `read`.
+        The log names the settings that take effect only at the next start.
         """
-        pending, held = self.pending, plan.undrained(self.ledger.value)
         try:
-            if held is not None:
+            if (held := plan.undrained(self.ledger.value)) is not None:
                 raise held
-            changed = self._apply(plan, self.labels)
+            changed = self._apply(plan)
         except SettingsError as error:
-            self._refuse(SOURCES, error, asked=asked, again=again and held is not None)
+            self._refuse(error, asked=asked)
             return
 
-        self.faults.pop(SOURCES, None)
+        self.fault = None
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=changed)
-        if (late := self.pending) and late != pending:
-            what = "these settings take effect at the next start: restart the agent"
-            if late.get(SCHEDULER) == "none":
-                report = "remove the report from the Node, or HAMi's scheduler may still place pods"
-                what = f"{what}; {report} (RUNBOOK)"
-            log.warning("config.needs_restart", settings=list(late), what=what)
+        former = self.pending
+        self.pending = [key for key, value in plan.fixed().items() if self._running[key] != value]
+        if self.pending and self.pending != former:
+            log.warning(
+                "config.needs_restart",
+                settings=self.pending,
+                what="these settings take effect at the next start: restart the agent; from "
+                "HAMi's scheduler to none also remove the report from the Node (RUNBOOK)",
+            )
 
     def tell_start(self, start: SourcesRead) -> None:
         """Report what of the sources is not in force since the start."""
         if start.refusal is not None:
-            self._refuse(SOURCES, start.refusal)
+            self._refuse(start.refusal)
         if self.values[SCHEDULER].value != "none" and not self.plan.knows_requests:
             log.warning(
                 "config.requests_unchecked",
@@ -284,21 +235,14 @@ class SettingsService:
                 "device-config.yaml",
             )
 
-    @property
-    def pending(self) -> Mapping[str, object]:
-        """The accepted values that take effect only at the next start, by key."""
-        wanted = self.plan.fixed().items()
-        return {key: value for key, value in wanted if self._running[key] != value}
-
-    def _apply(self, plan: NodeValues, labels: Labels) -> bool:
-        """Put the settings for these labels into force. True: that changed a cell.
+    def _apply(self, plan: NodeValues) -> bool:
+        """Put the settings for the node and its labels into force. True: that changed a cell.
 
         Raises SettingsError: they do not fit, and nothing changed.
         """
-        settings = plan.settings(self.name, labels)
-        self.plan, self.labels, self.values = plan, labels, plan.resolve(self.name, labels)
-        self.profiles = tuple(one.name for one in plan.applied(self.name, labels) if one.name)
-        self.faults.pop(NODE, None)
+        settings = plan.settings(self.name, self.labels)
+        self.plan, self.values = plan, plan.resolve(self.name, self.labels)
+        self.profiles = tuple(one.name for one in plan.applied(self.name, self.labels) if one.name)
 
         cells = self.cells
         cells.resource.set(settings.sharing.resource)
@@ -311,30 +255,25 @@ class SettingsService:
         if any(changed):
             self.refresh()
 
-        if self.is_settled:
-            self.copy.set(
-                LastGood(
-                    written_by=__version__,
-                    node=self.name,
-                    labels=labels,
-                    device_config=plan.sources.device_config,
-                    own=plan.sources.own,
-                    node_config=plan.sources.node_config,
-                )
+        self.copy.set(
+            LastGood(
+                written_by=__version__,
+                node=self.name,
+                labels=self.labels,
+                device_config=plan.sources.device_config,
+                own=plan.sources.own,
+                node_config=plan.sources.node_config,
             )
+        )
         return any(changed)
 
-    def _refuse(
-        self, what: str, error: SettingsError, *, asked: bool = False, again: bool = False
-    ) -> None:
+    def _refuse(self, error: SettingsError, *, asked: bool = False) -> None:
         """Keep the settings in force, and report why: an Event and a log line for each reason.
 
-        `asked`: see `read`. The log then repeats the reason. `again`: the same sources are refused
-        because of slices that are held, perhaps now by other pods, which is no news.
+        `asked`: see `read`. The log then repeats the reason.
         """
-        before = self.faults.get(what)
-        is_new = str(error) != str(before) and not (again and before is not None)
-        self.faults[what] = error
+        is_new = str(error) != str(self.fault)
+        self.fault = error
         if is_new or asked:
             log.error("config.rejected", err=str(error))
         if is_new:

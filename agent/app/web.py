@@ -20,9 +20,9 @@ from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
 from agent.kubelet.door import peer_uid
+from agent.ledger import gaps
 from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node import STANDBY, Check
-from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
@@ -52,26 +52,21 @@ class WebDoors:
         self._shut = {PORT: "", SOCKET: ""}
         """Why a listener cannot be opened; empty: it can."""
 
-        build = server.BuildInfo(
-            version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
-        )
+        build = {"version": __version__, "python": platform.python_version()}
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metric_names
         services = _services_of(agent) if agent else ((), (), ())
         collector = metrics.AgentCollector(
-            build, self.facts, services, names_pods=settings.metric_containers, hami=hami
+            self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
-        read = (
-            server.ReadApi(self.facts, settings.web_readers).answer if agent else server.stands_by
-        )
+        read = server.reading_pages(self.facts, settings.web_readers)
         self._pages: dict[str, server.Page] = {
-            "/": read,
             "/livez": server.livez,
             "/healthz": server.livez,
             "/readyz": partial(server.readyz, self.checks),
             "/metrics": metrics.metrics_page(collector),
-            "/version": build.page,
-            server.PREFIX: read,
+            "/version": server.as_json(build | {"schema": f"state/{VERSION}"}),
+            **(read if agent else dict.fromkeys(read, server.stands_by)),
         }
 
     def checks(self) -> tuple[Check, ...]:
@@ -88,10 +83,7 @@ class WebDoors:
         for fault in agent.keeper.left_out.value:
             if fault.trouble is Trouble.SILENT:
                 named.setdefault(fault.text, []).append(fault.gpu)
-        silent = "; ".join(
-            f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
-            for text, gpus in named.items()
-        )
+        silent = "; ".join(f"GPU {', '.join(gpus)}: {text}" for text, gpus in named.items())
 
         # While no GPU has answered yet, there is no list of GPUs.
         unlisted = "the driver has not been asked yet"
@@ -135,11 +127,12 @@ class WebDoors:
         missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
         ill = [gpu for gpu in unserved if gpu not in missed]
 
-        refused = "; ".join(map(str, agent.settings.faults.values()))
+        refused = agent.settings.fault
         withheld = "; ".join(agent.withholder.reasons.value)
         others |= {
-            "settings": refused
-            and f"the last good settings apply, because these are refused: {refused}",
+            "settings": f"the last good settings apply, because these are refused: {refused}"
+            if refused
+            else "",
             "driver": problem,
             "gpus": "" if inventory.gpus else "there are no GPUs to share",
             "gpus_answering": silent,
@@ -159,7 +152,8 @@ class WebDoors:
         """What all services know now, each value as it is at this moment."""
         agent, now = self._agent, SystemClock().now()
         if agent is None:
-            return StatusFacts(now, NodeStatus(name=self._settings.node), self.checks())
+            about = NodeStatus(name=self._settings.node, version=__version__)
+            return StatusFacts(now, about, self.checks())
 
         settings, facts, service = agent.found.settings, agent.facts, agent.settings
         sharing = facts.sharing.value
@@ -178,13 +172,12 @@ class WebDoors:
         )
 
         def in_force() -> tuple[SettingStatus, ...]:
-            pending = service.pending
             return tuple(
                 SettingStatus(
                     key=one.field.key,
                     value=list(one.value) if isinstance(one.value, tuple) else one.value,
                     origin=one.origin,
-                    pending=one.field.key in pending,
+                    pending=one.field.key in service.pending,
                 )
                 for one in service.values.values()
             )
@@ -195,19 +188,16 @@ class WebDoors:
             checks=self.checks(),
             node=facts.node.value,
             inventory=facts.inventory.value,
-            gone=agent.keeper.gone,
             slices=facts.slices.value,
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
-            history=agent.samples.history,
             used=agent.usage.newest,
-            changes=agent.journal.changes,
-            refusals=agent.journal.refusals,
+            changes=agent.journal.recent(agent.journal.changes),
+            refusals=agent.journal.recent(agent.journal.refusals),
             journal_since=agent.journal.since,
             settings=in_force,
             pods=facts.pods.value,
             kubelet=agent.kubelet.epoch.value,
-            driver_hang=settings.health.driver_hang,
         )
 
     def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:
@@ -252,7 +242,7 @@ class GpuActions:
         """Do the action, or answer why not."""
         match = ACTION.fullmatch(request.path)
         if match is None:
-            paths = [f"{server.PREFIX}gpus/GPU:{name}" for name in ACTIONS]
+            paths = [f"/api/v1/gpus/GPU:{name}" for name in ACTIONS]
             return server.plain(404, f"No such action. There is: {' '.join(paths)}")
 
         uid = peer_uid(request.transport)
@@ -298,10 +288,11 @@ class GpuActions:
             text = "No GPU of this node is shared: stop the agent for work on one."
             return server.plain(409, text)
 
-        if agent.facts.inventory.value.gpus:
-            return self._unknown(name, "; `hami-agent release all` releases it too")
+        way = "`hami-agent release all` releases it too"
+        if not agent.facts.inventory.value.gpus:
+            way = "stop the agent for work on it"
 
-        return self._unknown(name, "; stop the agent for work on it")
+        return self._unknown(name, f"; {way}")
 
     def _unknown(self, name: str, way: str = "") -> web.Response:
         """Answer that no GPU is named so, or why that one is not shared."""
@@ -348,12 +339,10 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
         registration.registrations,
         agent.health.xid_events,
         agent.health.transitions,
-        agent.notices.unposted,
         plugin.calls,
     ]
 
     readings: list[metrics.Gauge] = [
-        ("checkpoint_generation", "Generation of the state on disk.", lambda: state.generation),
         (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",

@@ -145,8 +145,8 @@ def _devices(text: str) -> object:
 
 
 def _handshake(text: str) -> object:
-    found = decode_handshake(text)
-    return {"word": found.word.value, "time": found.stamp}
+    word, stamp = decode_handshake(text)
+    return {"word": word, "time": stamp}
 
 
 def _lock(text: str) -> object:

@@ -61,7 +61,7 @@ from agent.model import Scan, Trouble
 from agent.node import NodeSight, PathFacts, Right, is_ready, rights
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
-from agent.status import SEVERE, LockStatus, StatusDocument, gpu_grade, open_envelope, unrecorded
+from agent.status import SEVERE, LockStatus, StatusDocument, gpu_grade, open_envelope
 from agent.witness import PodResourcesWitness
 
 Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
@@ -185,6 +185,9 @@ OF_AGENT: Final = {"driver": "P-DRIVER", "gpus_answering": "P-GPU", "cdi": "P-CD
 GROUPS: Final = tuple(dict.fromkeys(group for group, *_ in CHECKS.values()))
 FAULTS: Final = frozenset({Trouble.LOST, Trouble.FAILED, Trouble.RESET, Trouble.SILENT})
 """Faults of a GPU. The others are what an operator chose, or may have."""
+
+RECORDED_WITHIN: Final = dt.timedelta(seconds=60)
+"""The kubelet records an answer within that time."""
 
 LARGEST: Final = 3
 """How many of the container directories that are too large have a line."""
@@ -708,9 +711,14 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
 
     # A person waits for this, and no pod.
     witness, failure = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0), ""
-    asks, lost = True, unrecorded(seen.status) if seen.status else []
+    booked: dict[tuple[str, str, str], bool] = {}
+    asks, before = True, SystemClock().now() - RECORDED_WITHIN
     try:
-        await witness.list()
+        booked = {
+            (pod.namespace, pod.pod, name): bool(ids.get(seen.settings.sharing.resource))
+            for pod in await witness.list()
+            for name, ids in pod.containers.items()
+        }
         await witness.get("default", "hami-agent-doctor")
     except WitnessUnsupported:
         asks = False
@@ -719,7 +727,14 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
     finally:
         witness.close()
 
-    which = f"of {counted(len(lost), 'container')} that the agent answered: {some(lost)}"
+    lost = {
+        f"{cap(one.namespace, 64)}/{cap(one.pod, 256)}"
+        for one in (seen.status.allocations if seen.status else None) or ()
+        if one.decided_by == "scheduler" and not one.ended and one.since and one.since < before
+        # The kubelet never lists ordinary init containers.
+        if booked.get((one.namespace, one.pod, one.container)) is False
+    }
+    which = f"of {counted(len(lost), 'pod')} that the agent answered: {some(lost)}"
     old = "it is older than 1.34 and cannot say which pod it is admitting"
     yield judged(
         "P-WITNESS",
@@ -819,7 +834,7 @@ async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
             async for one in _ask_cluster(seen, NodeReader(session, seen.settings.node), server):
                 yield one
     except (ApiError, SettingsError) as error:
-        said = f"{error.said}; so neither the Node nor the rights are checked"
+        said = f"{error.said}; what it knows of this node is not checked"
         # An agent that runs says itself what it lacks of the API server.
         verdict: Verdict = "wrong" if seen.agent is None else "unknown"
         remedy = error.remedy or "repair the connection or the permissions"
@@ -894,7 +909,7 @@ def judge_report(node: NodeSight, profile: ReportProfile, now: dt.datetime) -> F
         age = READ_WITHIN if (known := node.age(now)) is None else known
 
     since = f" of {span(age)} ago" if node.written else ""
-    is_late = not profile.stamps and not text and age >= READ_WITHIN
+    is_late = profile is ReportProfile.JSON and not text and age >= READ_WITHIN
     return judged(
         "P-REPORT",
         f"{HANDSHAKE} of Node {node.name}",

@@ -10,7 +10,6 @@ from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
 from agent.cli.output import (
     UNFOLDED,
-    Column,
     FoldedLine,
     answer,
     folded,
@@ -23,7 +22,7 @@ from agent.cli.support import HINT
 from agent.errors import ApiNotFound, cap
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import age, gib, percent
+from agent.kit.units import Column, age, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.reader import ClusterReader, ClusterSnapshot
 from agent.ports import Clock
@@ -94,7 +93,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("explain", said, USAGE)
 
     space = "" if space.lower() in POD_WORDS else space
-
     if space and args.namespace and args.namespace != space:
         said = f"two namespaces: {cap(space, 64)} and {cap(args.namespace, 64)}"
         return fail("explain", said, USAGE)
@@ -102,7 +100,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     connection = connection_of(args.kubeconfig, args.context, environ)
     source, clock = f"API server by {connection.source}", SystemClock()
     namespace = space or args.namespace or default_namespace(connection)
-
     with working("reading the pod, Nodes and pods with GPUs"):
         found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, name, clock))
 

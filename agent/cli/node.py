@@ -1,7 +1,6 @@
-"""The verbs that act on a node: recheck and release, cordon and uncordon, uninstall.
+"""The verbs that act on a node.
 
-`recheck` and `release` ask the running agent by its socket. The others write the Node at the API
-server and need no agent.
+`recheck` and `release` ask the running agent by its socket. The others write the Node.
 """
 
 import argparse
@@ -10,9 +9,9 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -42,15 +41,7 @@ from agent.cli.main import (
 )
 from agent.cli.output import answer
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import (
-    AgentError,
-    ApiConflict,
-    ApiError,
-    ApiForbidden,
-    ApiNotFound,
-    SettingsError,
-    StateError,
-)
+from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, StateError
 from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
 from agent.host.system import LockFile, Worker, host_name
@@ -58,7 +49,7 @@ from agent.kit.logs import configure
 from agent.kit.units import some
 from agent.kube.client import Connection
 from agent.kube.objects import KubeApi
-from agent.kube.reader import KubeLeftovers, NodeLeftovers
+from agent.kube.reader import KubeLeftovers
 from agent.node import ReportedGpu, read_cordon
 from agent.setting import text_where
 from agent.settings.reading import Sources
@@ -66,13 +57,8 @@ from agent.usage import HostRegions
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""
-
-TRIES: Final = 5
-"""Writes that may be refused because the Node changed since it was read."""
-
 NAME: Final = re.compile(r"[^/:]{1,64}")
 """A name of a GPU that the agent's HTTP server accepts."""
-
 DEADLINES: Final = {"recheck": 10.0, "was-reset": 10.0, "release": 15.0}
 """Seconds for each action of the agent."""
 
@@ -83,10 +69,10 @@ EFFECTS: Final = {
 }
 """What a cordon, or the end of one, does."""
 
-_ASKS: Final = (
-    " It asks first. Exits 0 also if there is nothing to change, 1 if it was refused or you said "
-    "no, 2 without a terminal and without -y, 3 if the API server does not answer, 4 if there is "
-    "no such GPU."
+_NEEDS: Final = (
+    " It needs the rights to get and patch nodes; the agent's own account may not write this "
+    "annotation. Exits 0 also if there is nothing to change, 1 if it was refused or the Node "
+    "changed meanwhile, 3 if the API server does not answer, 4 if there is no such GPU."
 )
 
 DESCRIPTIONS: Final = {
@@ -105,9 +91,9 @@ DESCRIPTIONS: Final = {
     "the kubelet offer its slices as before. For work on a GPU: cordon it, delete the pods that "
     "hold it, `release` it, do the work, `recheck` it, and uncordon it. For work on the whole "
     "node: `kubectl cordon NODE`, `kubectl drain NODE --ignore-daemonsets`, the work, and "
-    f"`kubectl uncordon NODE`.{_ASKS}",
+    f"`kubectl uncordon NODE`.{_NEEDS}",
     "uncordon": "Removes the GPU from the Node's annotation hami.io/device-cordon. HAMi's "
-    f"scheduler may then place new pods on it again.{_ASKS}",
+    f"scheduler may then place new pods on it again.{_NEEDS}",
 }
 """What the help of each verb says."""
 
@@ -128,7 +114,6 @@ def add_parser(subparsers: Subparsers) -> None:
                 "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
             )
             add_cluster(parser)
-            parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
         else:
             add_socket(parser)
 
@@ -141,16 +126,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "uninstall",
         description="Removes the GPU report and the agent's condition from the Node of this host. "
-        "It refuses while pods with GPUs or an agent run here, or a device plugin serves after 90 "
-        "s. It releases containers that a killed agent held back, and changes nothing else on the "
-        "host and no pod; a second call does nothing. Exits 1 if it refused or something of an "
-        "agent is left, 3 without the API server, 4 without the Node.",
+        "It refuses while pods with GPUs or an agent run here. It releases containers that a "
+        "killed agent held back, and changes no pod; a second call does nothing. Exits 1 if it "
+        "refused or something of an agent is left, 3 without the API server, 4 without the Node.",
         epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
     parser.add_argument(
-        "--force",
-        action="store_true",
-        help="even if pods with GPUs run here or a device plugin serves; not beside an agent",
+        "--force", action="store_true", help="even if pods with GPUs run here; not beside an agent"
     )
     add_output(parser)
 
@@ -171,22 +153,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run one of the verbs; return the exit code.
-
-    That of `recheck` and `release` is 0 or 1 by the answer of the agent, 3 if none answers, 4 if
-    there is no such GPU.
-    """
+    """Run one of the verbs; return the exit code, which the verb's help explains."""
     configure("error", "auto", environ)
     if args.verb in EFFECTS:
-        try:
-            return asyncio.run(_change(args, environ))
-        except ApiForbidden as error:
-            text = (
-                f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's "
-                f"own account may not write {CORDON}: name an operator's kubeconfig with "
-                "--kubeconfig"
-            )
-            return fail(args.verb, text, PROBLEM)
+        return asyncio.run(_change(args, environ))
 
     if args.verb == "uninstall":
         return _uninstall(args, environ)
@@ -241,18 +211,16 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a release did, as lines; and whether the GPUs are free for work on them."""
     gpus, holders = ", ".join(data["gpus"]), data["heldBy"]
-    what, them = ("recheck all", "them") if len(data["gpus"]) > 1 else ("recheck", "it")
-    held = gpus if them == "it" else "some of these GPUs"
-    lines = [f"{held}: still held by pod {pod}: delete it first" for pod in holders]
-    last = f"{gpus}: released; `hami-agent {what}` takes {them} back"
-    if data["obstacle"]:
-        told = f"{gpus}: no new pod gets {them}, but the agent still holds {them} open: "
-        lines.append(told + data["obstacle"])
-        last = f"release {them} again later, or stop the agent for the work"
-    elif holders:
-        last = f"no new pod gets {them}; release {them} again until no pod is named"
+    if not holders and data["released"] is True:
+        what = "all" if len(data["gpus"]) > 1 else gpus
+        return [f"{gpus}: released until `hami-agent recheck {what}`"], True
 
-    return [*lines, last], data["released"] is True and not holders
+    lines = [f"still held by pod {pod}: delete it first" for pod in holders]
+    if data["obstacle"]:
+        lines.append(
+            f"still open in the agent, which can be stopped for the work: {data['obstacle']}"
+        )
+    return [*lines, f"{gpus}: not free yet, but no new pod gets it; release again later"], False
 
 
 # Cordons.
@@ -263,54 +231,33 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     A scheduler takes in a cordon only when it reads the Node's report anew. Removing the handshake
     makes releases from 2.9 on do so within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth).
-    Raises NotThere, ApiError, SettingsError; ApiConflict: the Node changed between each of five
-    reads and writes.
+    Raises NotThere, ApiError, SettingsError; ApiConflict: the Node changed since it was read.
     """
-    if not args.yes and not sys.stdin.isatty():
-        return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
-
     connection = connection_of(args.kubeconfig, args.context, environ)
     if args.node is None:  # the settings are read only for what nothing else says
         read = await looked(Sources(None, environ, {}, host_name()))
         args.node = read.taken().settings().node
 
-    name, is_agreed, tries, on = args.gpu, args.yes, TRIES, args.verb == "cordon"
-    said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
-    is_changed = False
+    on = args.verb == "cordon"
     async with open_session(connection, PROGRAM) as session:
         api = KubeApi(session, args.node)
-        while True:
-            seen = await api.get_node()
-            if seen is None:
-                absent = f"the API server knows no Node {args.node}"
-                raise NotThere(absent, remedy="name it with --node")
+        seen = await api.get_node()
+        if seen is None:
+            absent = f"the API server knows no Node {args.node}"
+            raise NotThere(absent, remedy="name it with --node")
 
-            gpu, listed = _named(seen, name), read_cordon(seen.annotations.get(CORDON))
-            if (gpu.uuid in listed) is on:
-                break
+        gpu, listed = _named(seen, args.gpu), read_cordon(seen.annotations.get(CORDON))
+        is_changed = (gpu.uuid in listed) is not on
+        said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
 
-            if not (is_agreed or _agrees(args, gpu)):
-                return fail(args.verb, "nothing was changed", PROBLEM)
-
-            is_agreed, name = True, gpu.uuid  # an index may be another GPU's by now
-            kept = (*listed, gpu.uuid) if on else [uuid for uuid in listed if uuid != gpu.uuid]
+        if is_changed:
+            kept = [*(uuid for uuid in listed if uuid != gpu.uuid), *[gpu.uuid] * on]
             changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
             changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
-
             # The write is refused if the Node changed since: what others wrote in between is kept.
-            try:
-                await api.annotate_node(changes, seen.resource_version)
-            except ApiConflict:
-                tries -= 1
-                if not tries:
-                    raise
-            else:
-                is_changed = True
-                break
-
-    if is_changed:
-        state = "cordoned" if on else "no longer cordoned"
-        said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
+            await api.annotate_node(changes, seen.resource_version)
+            state = "cordoned" if on else "no longer cordoned"
+            said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
 
     data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": on}
     answer(
@@ -321,12 +268,6 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         source=f"API server by {connection.source}",
     )
     return OK
-
-
-def _agrees(args: argparse.Namespace, gpu: ReportedGpu) -> bool:
-    question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {args.node}? {EFFECTS[args.verb]}"
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _named(node: NodeView, name: str) -> ReportedGpu:
@@ -340,33 +281,25 @@ def _named(node: NodeView, name: str) -> ReportedGpu:
         if name.lower() == gpu.uuid.lower() or (gpu.index is not None and name == str(gpu.index)):
             return gpu
 
-    unknown, known = f"Node {node.name} has no GPU {name}", [gpu.words for gpu in gpus.values()]
-    if not known:
-        raise NotThere(f"{unknown}: it has no readable {REGISTER}")
-    raise NotThere(unknown, remedy=f"it has {', '.join(known)}")
+    known = ", ".join(gpu.words for gpu in gpus.values())
+    remedy = f"it has {known}" if known else f"it has no readable {REGISTER}"
+    raise NotThere(f"Node {node.name} has no GPU {name}", remedy=remedy)
 
 
 # Uninstall: what an agent wrote on the Nodes.
 
 UNINSTALLER: Final = "hami-agent-uninstall"
 """The field manager of what is removed."""
-
 WAIT: Final = 90.0
-"""Seconds for the agents to end, within the grace period of their pods (15 s), and for the
-kubelets to report that no plugin serves, which they do every 10 s."""
-
+"""Seconds for the agents to end (their pods' grace period is 15 s), and for the kubelets to report
+that no plugin serves, which they do every 10 s."""
 PAUSE: Final = 5.0
 """Seconds between two looks at the Nodes."""
-
 OF_USE: Final = (
     *("node.name", "node.kubeconfig", "sharing.resourceName"),
     *("paths.state", "paths.run", "library.hookPath"),
 )
 """The settings that uninstall uses."""
-
-
-class UninstallRefused(AgentError):  # noqa: N818 -- names what happened
-    """The uninstall is refused. Nothing of the Node was changed."""
 
 
 class Cleaned(msgspec.Struct, frozen=True):
@@ -378,90 +311,25 @@ class Cleaned(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-Tell: TypeAlias = Callable[[Cleaned], None]
-
-
-async def clean_nodes(
-    api: KubeLeftovers,
-    look: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]],
-    resource: str,
-    tell: Tell,
-    *,
-    force: bool = False,
+async def uninstall_here(
+    args: argparse.Namespace, environ: Mapping[str, str], tell: Callable[[Cleaned], None]
 ) -> None:
-    """Clean each Node on which neither agent nor plugin is; say why others are left.
+    """Clean the Node of this host, if no pod there has a GPU; or by --force.
 
-    It looks until all are free or WAIT has passed, then cleans. With `force` it looks once and
-    cleans all. A plugin is there if the kubelet offers its resource. So one is not seen that is
-    just restarting, whose GPUs are all unhealthy, or that has another resource: it writes its
-    report again.
-
-    Raises:
-        ApiError: the API server does not answer.
-    """
-    clock, nodes = asyncio.get_running_loop().time, await look()
-    ends, is_said = clock() + WAIT, False
-    while (busy := [one.name for one in nodes if one.is_busy and not force]) and clock() < ends:
-        if not is_said:
-            _say(
-                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
-                f"no plugin serves: {some(busy)}"
-            )
-
-        is_said = True
-        await asyncio.sleep(PAUSE)
-        nodes = await look()
-
-    for node in nodes:
-        if node.agent and node.has_kubelet and not force:  # without a kubelet nothing runs the pod
-            failure = (
-                f"its agent has not ended and would write again (pod {node.agent}): "
-                "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
-            )
-            tell(Cleaned(node.name, failure=failure))
-        elif node.is_touched and node.served and not force:
-            tell(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
-        elif node.is_touched:
-            try:
-                await api.clean(node)
-                tell(Cleaned(node.name, node.names))
-            except ApiNotFound:  # it was deleted meanwhile
-                continue
-            except ApiError as error:
-                if not error.status:  # each of the others would wait for the API server
-                    raise
-
-                tell(Cleaned(node.name, failure=str(error)))
-
-
-async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], tell: Tell) -> None:
-    """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by --force.
-
-    If there is a run directory, the lock in it keeps an agent from starting meanwhile. Raises
-    UninstallRefused, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
+    The agent's lock keeps an agent from starting meanwhile. Raises AgentError: it is refused, there
+    is no such Node, or the API server does not answer.
     """
     try:
         settings = (await started(sources(args, environ))).taken().settings()
     except SettingsError as error:
-        raise UninstallRefused(str(error)) from error
+        raise AgentError(str(error)) from error  # not the exit code of a kubeconfig
 
-    resource, path = settings.sharing.resource, settings.paths.run / "lock"
-
-    def tell_or_refuse(done: Cleaned) -> None:
-        if done.skipped or done.failure:
-            raise UninstallRefused(
-                done.failure
-                or f"Node {done.node}: {done.skipped}, as its kubelet reports, and would write "
-                "again: stop it first; --force uninstalls anyway"
-            )
-
-        tell(done)
-
+    path = settings.paths.run / "lock"
     lock = LockFile(path)
     with contextlib.ExitStack() as held:
         held.callback(lock.release)
-        if _may_exist(path.parent) and not lock.try_take():
-            raise UninstallRefused(
+        if not lock.try_take():
+            raise AgentError(
                 f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop "
                 "it first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
             )
@@ -473,42 +341,70 @@ async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], t
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         connection = Connection(kubeconfig, environment=environ)
         async with open_session(connection, UNINSTALLER) as session:
-            api = KubeLeftovers(session, resource)
-            node = await api.node(settings.node)
-            if not node.is_touched:
-                tell(Cleaned(node.name))
-                return
+            api = KubeLeftovers(session, settings.sharing.resource)
 
-            if not args.force and (pods := await api.gpu_pods(node.name)):
-                raise UninstallRefused(
+            node = await api.node(settings.node)
+            if node.is_touched and not args.force and (pods := await api.gpu_pods(node.name)):
+                raise AgentError(
                     f"pods with GPUs run here ({some(pods)}): they would keep running, but "
                     "could not restart until another plugin serves; --force uninstalls anyway"
                 )
 
-            async def look() -> tuple[NodeLeftovers, ...]:
-                return (await api.node(node.name),)
-
-            # The agent has just ended, so its kubelet may still report that it serves.
-            await clean_nodes(api, look, resource, tell_or_refuse, force=args.force)
+            await api.clean(node)
+            tell(Cleaned(node.name, node.names))
 
 
 async def uninstall_everywhere(
-    connection: Connection, resource: str, namespace: str, selector: str, tell: Tell
+    connection: Connection,
+    resource: str,
+    namespace: str,
+    selector: str,
+    tell: Callable[[Cleaned], None],
 ) -> None:
     """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
+
+    It looks until all are free or WAIT has passed. A plugin is there if the kubelet offers its
+    resource. So one is not seen that is just restarting, whose GPUs are all unhealthy, or that has
+    another resource: it writes its report again.
 
     Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
     async with open_session(connection, UNINSTALLER) as session:
-        api = KubeLeftovers(session, resource)
-        await clean_nodes(api, lambda: api.nodes(namespace, selector), resource, tell)
+        api, clock = KubeLeftovers(session, resource), asyncio.get_running_loop().time
+        nodes, ends = await api.nodes(namespace, selector), clock() + WAIT
+        if busy := [node.name for node in nodes if node.is_busy]:
+            _say(
+                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
+                f"no plugin serves: {some(busy)}"
+            )
+
+        while any(node.is_busy for node in nodes) and clock() < ends:
+            await asyncio.sleep(PAUSE)
+            nodes = await api.nodes(namespace, selector)
+
+        for node in nodes:
+            if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
+                failure = (
+                    f"its agent has not ended and would write again (pod {node.agent}): "
+                    "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
+                )
+                tell(Cleaned(node.name, failure=failure))
+            elif node.is_touched and node.served:
+                tell(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
+            elif node.is_touched:
+                try:
+                    await api.clean(node)
+                    tell(Cleaned(node.name, node.names))
+                except ApiNotFound:  # it was deleted meanwhile
+                    continue
+                except ApiError as error:
+                    if not error.status:  # each of the others would wait for the API server
+                        raise
+                    tell(Cleaned(node.name, failure=str(error)))
 
 
 async def _release(hook: Path) -> None:
     """Release the containers that an agent held back which was killed: no other will."""
-    if not _may_exist(hook):
-        return
-
     try:
         async with Worker("regions") as worker:
             regions = HostRegions(hook, worker)
@@ -522,27 +418,15 @@ async def _release(hook: Path) -> None:
         _say(f"{name}: launches were held back; {failed.get(name, 'released')}")
 
 
-def _may_exist(path: Path) -> bool:
-    """Whether the path exists; also if that cannot be told, which its use will report."""
-    try:
-        path.stat()
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError | NotADirectoryError)
-    return True
-
-
 def _say(text: str) -> None:
     sys.stderr.write(f"hami-agent uninstall: {text}\n")
 
 
 def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run `uninstall`, print a line for each change, and return the exit code."""
-    named = flags(args).get("--kubeconfig")
-    if args.all_nodes and not named and IN_CLUSTER not in environ:
-        named = environ.get("KUBECONFIG")  # in a pod its service account comes before it
-
-    if mistake := _misused(args, is_reachable=bool(named) or IN_CLUSTER in environ):
-        return fail("uninstall", mistake, USAGE)
+    given = flags(args)
+    if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
+        return fail("uninstall", "--all-nodes, --namespace and --selector go together", USAGE)
 
     done: list[Cleaned] = []
 
@@ -554,18 +438,23 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.output == TABLE and node != Cleaned(node.node):
             print(f"{node.node}: {said}", flush=True)
 
-    if args.all_nodes:
+    async def work() -> None:
+        if not args.all_nodes:
+            await uninstall_here(args, environ, tell)
+            return
+
         # No settings are read: a release with invalid settings must be uninstallable. Its Job has
-        # the variables of the release.
-        connection = Connection(Path(named) if named else None, environment=environ)
-        resource = flags(args).get("--resource-name") or "nvidia.com/gpu"  # the default
-        work = uninstall_everywhere(connection, resource, args.namespace, args.selector, tell)
-    else:
-        work = uninstall_here(args, environ, tell)
+        # the variables of the release, so in a pod its own account comes before KUBECONFIG.
+        named = Path(given["--kubeconfig"]) if given.get("--kubeconfig") else None
+        connection = Connection(None, environment=environ)
+        if named or IN_CLUSTER not in environ:
+            connection = connection_of(named, "", environ)
+        resource = given.get("--resource-name") or "nvidia.com/gpu"  # the default
+        await uninstall_everywhere(connection, resource, args.namespace, args.selector, tell)
 
     refusal = ""
     try:
-        asyncio.run(work)
+        asyncio.run(work())
         code = PROBLEM if any(node.failure for node in done) else OK
     except AgentError as error:
         refusal, code = str(error), code_of(error)
@@ -574,18 +463,3 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     data = {"ok": code == OK, "refusal": refusal, "nodes": done}
     answer(args.output, "Uninstallation", data, ["nothing of the agent's was found"] * is_clean)
     return fail("uninstall", refusal, code) if refusal else code
-
-
-def _misused(args: argparse.Namespace, *, is_reachable: bool) -> str:
-    if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
-        return "--all-nodes, --namespace and --selector go together"
-
-    given = [flag for flag in flags(args) if flag not in {"--kubeconfig", "--resource-name"}]
-    given += ["--force"] * args.force + ["--config"] * bool(args.config)
-    if args.all_nodes and given:
-        return f"{', '.join(sorted(given))} would have no effect with --all-nodes: leave it out"
-
-    if args.all_nodes and not is_reachable:
-        return "no kubeconfig, and this is not a pod: give --kubeconfig, or set KUBECONFIG"
-
-    return ""

@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TextIO, TypeAlias
 
@@ -20,6 +19,7 @@ from typing_extensions import Buffer, override
 
 from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
+from agent.kit.units import Column
 from agent.status import API_VERSION
 
 # The three standard streams that the process inherits.
@@ -93,19 +93,6 @@ LEAST: Final = 6
 """Characters to which a cell that may be cut is cut where no column can be left out."""
 
 
-class Column(msgspec.Struct, frozen=True):
-    """A column. `rank`: columns of the highest rank are left out first; 0: never.
-
-    `least`: its cells may be cut to so many characters to fit; 0: they are not cut. `right`: it is
-    aligned to the right.
-    """
-
-    title: str
-    rank: int = 0
-    least: int = 0
-    right: bool = False
-
-
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     """Yield a line of titles and a line for each row, none wider than `width` if that is possible.
 
@@ -117,7 +104,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
         last = max(kept, key=lambda place: (columns[place].rank, place))
         is_last = columns[last].rank == 0
         sizes = {
-            place: max(wide(columns[place].title), *(wide(row[place]) for row in rows), 0)
+            place: max(len(columns[place].title), *(len(row[place]) for row in rows), 0)
             for place in kept
         }
         excess = sum(sizes.values()) + len(GAP) * (len(kept) - 1) - width
@@ -138,27 +125,15 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
         cells = []
         for place in kept:
             text = shorten(row[place], sizes[place])
-            blank = " " * (sizes[place] - wide(text))
-            cells.append(blank + text if columns[place].right else text + blank)
+            is_right = columns[place].right
+            cells.append(text.rjust(sizes[place]) if is_right else text.ljust(sizes[place]))
 
         yield shorten(GAP.join(cells).rstrip(), width)
 
 
-def wide(text: str) -> int:
-    """The number of columns that a terminal takes for the text."""
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
 def shorten(text: str, width: int) -> str:
-    """Cut the text to `width` columns; an ellipsis marks the cut."""
-    if wide(text) <= width:
-        return text
-
-    kept = ""
-    while wide(kept + text[len(kept)]) < width:
-        kept += text[len(kept)]
-
-    return kept + "…"
+    """Cut the text to `width` characters; an ellipsis marks the cut."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 NARROWEST: Final = 20
@@ -168,8 +143,6 @@ WITHOUT: Final = 120
 UNFOLDED: Final = 10_000
 """Columns of lines that are searched: where there is no terminal, each stays one line."""
 
-_NUMBER: Final = re.compile(r"[0-9]{1,6}")
-
 
 def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
     """The width of the terminal in columns; without one COLUMNS, else `without`."""
@@ -177,12 +150,8 @@ def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
         return max(NARROWEST, shutil.get_terminal_size().columns)
 
     given = environ.get("COLUMNS", "")
-    return max(NARROWEST, int(given)) if _NUMBER.fullmatch(given) else without
-
-
-def writes_utf8() -> bool:
-    """Whether standard output takes characters beyond ASCII."""
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    is_number = re.fullmatch(r"[0-9]{1,6}", given)
+    return max(NARROWEST, int(given)) if is_number else without
 
 
 Paint: TypeAlias = Callable[[str, str], str]
@@ -231,14 +200,8 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[st
 
     What is copied or read as one stays whole: words with hyphens, ids of the runbook, amounts.
     """
-    lines = textwrap.wrap(
-        _TOGETHER.sub("\0", text),
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-    )
-
+    wrapper = textwrap.TextWrapper(width, first, rest, break_on_hyphens=False)
+    lines = wrapper.wrap(_TOGETHER.sub("\0", text))
     return [line.replace("\0", " ") for line in lines] or [""]
 
 
@@ -272,13 +235,10 @@ def answer(
         sys.stdout.writelines(f"{line}\n" for line in lines)
         return
 
-    whole: dict[str, object] = {
-        "apiVersion": API_VERSION,
-        "kind": kind,
-        "generatedAt": encode_stamp(at or SystemClock().now()),
-    }
-    whole |= {"source": source, "data": data} if source else {"data": data}
-    text = json.dumps(msgspec.to_builtins(whole), indent=2)
+    made = encode_stamp(at or SystemClock().now())
+    whole = {"apiVersion": API_VERSION, "kind": kind, "generatedAt": made}
+    whole |= {"source": source} if source else {}
+    text = json.dumps(msgspec.to_builtins(whole | {"data": data}), indent=2)
     if form == "yaml":
         text = yaml.safe_dump(json.loads(text), sort_keys=False).rstrip()  # without aliases
 

@@ -7,14 +7,11 @@ archive, in the agent's pod, or from the objects of the cluster.
 import argparse
 import contextlib
 import datetime as dt
-import os
 import re
 import select
 import shutil
 import sys
 import tarfile
-import termios
-import tty
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,12 +32,10 @@ from agent.cli.main import (
     Unreachable,
     add_output,
     fail,
-    nearest,
     typed,
 )
 from agent.cli.output import (
     UNFOLDED,
-    Column,
     Paint,
     answer,
     painter,
@@ -48,14 +43,13 @@ from agent.cli.output import (
     terminal_width,
     working,
     wrapped,
-    writes_utf8,
 )
 from agent.cluster import REGISTER, NodeView, PodTable, PodView, Role
 from agent.errors import ApiError, MalformedText, Refusal, cap
 from agent.hami.annotations import RegisteredGpu, decode_either
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import age, by_number, gib
+from agent.kit.units import Column, age, by_number, gib
 from agent.kube.client import KubeSession
 from agent.kube.objects import decode_pod
 from agent.kube.reader import NodeReader, nodes_with_gpus
@@ -75,44 +69,14 @@ from agent.status import GpuStatus, NodeStatus, StatusDocument, StatusFacts, ope
 
 # Renders the status of a node as text. Pure.
 
-BLOCKS: Final = " ▁▂▃▄▅▆▇█"
-ASCII_BLOCKS: Final = " .:-=+*%#"
-"""The steps of a history, from none to all."""
-
 COLOURS: Final = {"bad": "red", "watch": "yellow"}
 """The colour of a notice's grade."""
 
+BRIEF: Final = 9
+"""The first columns of a GPU, which are shown without `-o wide`."""
+
 HEAD_WIDTH: Final = 80
 """The head is pasted into chats and tickets, so that it is no wider, whatever the terminal is."""
-
-_GPU_COLUMNS: Final = (
-    Column("GPU"),
-    Column("MODEL", rank=4, least=6),
-    Column("HEALTH"),
-    Column("SLICES", right=True),
-    Column("ALLOCATED", right=True),
-    Column("FREE", right=True),
-    Column("CORES", rank=1, right=True),
-    Column("USED", rank=3, right=True),
-    Column("UTIL", rank=3, right=True),
-    Column("15 MIN", rank=5),
-)
-
-_WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
-
-POD_COLUMNS: Final = (
-    Column("NAMESPACE", least=12),
-    Column("POD", least=30),
-    Column("CONTAINER", rank=1, least=9),
-    Column("GPU"),
-    Column("MEMORY", right=True),
-    Column("USED", rank=2, right=True),
-    Column("CORES", rank=3, right=True),
-    Column("UTIL", rank=3, right=True),
-    Column("IDLE", rank=4, right=True),
-    Column("SINCE", rank=5, right=True),
-    Column("KUBELET", rank=6),
-)
 
 _NODE_COLUMNS: Final = (
     Column("NODE", least=6),
@@ -132,7 +96,6 @@ class StatusStyle(msgspec.Struct, frozen=True):
     """
 
     width: int = 80
-    ascii: bool = False
     wide: bool = False
     paint: Paint = lambda text, _: text
 
@@ -145,20 +108,15 @@ class StatusStyle(msgspec.Struct, frozen=True):
         for text, grade in told:
             yield from (self.graded(line, grade) for line in wrapped(text, self.width))
 
-    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-        """The table, as wide as may be."""
-        return table(columns, rows, UNFOLDED if self.wide else self.width)
-
 
 def status_lines(
     found: StatusDocument, now: dt.datetime, style: StatusStyle, *, refused: bool = True
 ) -> Iterator[str]:
     """The node, its GPUs, and what needs attention. `refused`: also the last refusal."""
-    width, between = min(style.width, HEAD_WIDTH), " | " if style.ascii else " · "
-
+    width = min(style.width, HEAD_WIDTH)
     for line, *parts in view.heads(found.node, now):
         for part in parts:
-            longer = f"{line}{between}{part}"
+            longer = f"{line} · {part}"
             if len(longer) > width:
                 yield from wrapped(line, width)
                 longer = f"  {part}"
@@ -168,8 +126,7 @@ def status_lines(
         yield from wrapped(line, width)
 
     yield from gpu_lines(found.gpus, style)
-    yield from style.notices(view.notices(found, now))
-    yield from style.notices(view.refused(found, now) if refused else ())
+    yield from style.notices(view.notices(found, now, refused=refused))
     yield from wrapped(view.summary(found), style.width)
 
 
@@ -179,33 +136,20 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
         yield "no GPU is shared on this node"
         return
 
-    rows = [
-        [
-            *view.gpu_cells(gpu),
-            spark(gpu.history.gpu_percent if gpu.history else (), plain=style.ascii),
-            gib(gpu.memory_mib),
-            cap(gpu.pci, 32) or "-",
-            "-" if gpu.numa is None else str(gpu.numa),
-            cap(gpu.uuid, 64),
-        ]
-        for gpu in gpus
-    ]
-
-    columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
-    grades = ["", *(view.gpu_grade(gpu) for gpu in gpus)]  # the titles have none
-    yield from map(style.graded, style.table(columns, rows), grades)
+    columns = view.GPU_COLUMNS if style.wide else view.GPU_COLUMNS[:BRIEF]
+    rows = [view.gpu_cells(gpu) for gpu in gpus]
+    grades = ["", *map(view.gpu_grade, gpus)]  # the titles have none
+    lines = table(columns, rows, UNFOLDED if style.wide else style.width)
+    yield from map(style.graded, lines, grades)
 
 
 def pod_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """A table with a line for each container and GPU; what uses the most memory comes first."""
-    pairs = [(one, share) for one in found.allocations or () for share in one.shares]
-    pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
-    if not pairs:
+    if rows := view.pod_rows(found, now):
+        yield from table(view.POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
+        yield from style.notices(view.pod_notices(found))
+    else:
         yield "no container holds a slice"
-        return
-
-    yield from style.table(POD_COLUMNS, [view.pod_cells(*pair, now) for pair in pairs])
-    yield from style.notices(view.pod_notices(found, now))
 
 
 def entry_lines(
@@ -215,22 +159,8 @@ def entry_lines(
     unknown = "not known, because no agent was read"
     yield f"{title}:" if entries else f"{title}: {unknown if entries is None else 'none'}"
 
-    for entry, about, times in view.folded(entries or ()):
-        of = f" {about}" if entry.pod else ""
-        text = f"{age(entry.at, now)} ago  {cap(entry.reason)}{of}: {cap(entry.text, 1024)}"
-        yield from wrapped(f"{text} ({times})" if times else text, style.width)
-
-
-def spark(values: Sequence[int | None], *, plain: bool) -> str:
-    """Percents as blocks; a space where there is none. Two values share a block."""
-    blocks, line = ASCII_BLOCKS if plain else BLOCKS, ""
-
-    for place in range(0, len(values), 2):
-        known = [value for value in values[place : place + 2] if value is not None]
-        share = min(100, max(0, *known)) / 100 if known else 0
-        line += blocks[max(1, round(share * (len(blocks) - 1)))] if known else " "
-
-    return line
+    for text, _ in view.entry_lines(entries or (), now):
+        yield from wrapped(text, style.width)
 
 
 # Where the status is read from; each answer names its source and its time.
@@ -254,26 +184,16 @@ NOT_WELL: Final = frozenset({"GpuUnhealthy", "GpuReleased", "GpuDriverUnresponsi
 
 
 class StatusRead(msgspec.Struct, frozen=True):
-    """The status of a node."""
+    """The status of a node, made by `source` at `at`. `missing`: what the source does not know."""
 
     found: StatusDocument
-
     at: dt.datetime
-    """When the source made it."""
-
     source: str
-    """Where it was read, for people."""
-
     missing: str = ""
-    """What the source does not know; empty: nothing."""
 
 
 def status_at(socket: Path) -> StatusRead:
-    """The status by the agent's socket.
-
-    Raises:
-        Unreachable: nobody answers there, or not as an agent.
-    """
+    """The status by the agent's socket. Raises Unreachable: no agent answers there."""
     try:
         status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
         if status != 200:
@@ -287,10 +207,7 @@ def status_in(bundle: Path) -> StatusRead:
     """The status in an archive of `hami-agent bundle`, whose first file is MEMBER.
 
     `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
-    part of it, and reads one header.
-
-    Raises:
-        Unreachable: the file cannot be read, or is no such archive.
+    part of it, and reads one header. Raises Unreachable: it cannot be read, or is no such archive.
     """
     try:
         if bundle.exists() and not bundle.is_file():  # a pipe may block for ever
@@ -376,7 +293,8 @@ def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) 
         name = rf"(?:\({re.escape(gpu.uuid)}\)|\bGPUs (?:\d+, )*{gpu.index}\b)[^:]*"
         found = (re.search(rf"{name}: (.*?)(?=; GPU |$)", text) for text in reasons)
         text = next((one[1] for one in found if one), UNTOLD)
-        runbook = text.rpartition("[")[2].rstrip("]")
+        # A lost GPU that answers again keeps the id, and is bad until its cool-down is over.
+        runbook = "" if " is back" in text else text.rpartition("[")[2].rstrip("]")
         condition, cause = _CONDITIONS.get(runbook, (Condition.BAD, Cause.NONE))
         health = Health(condition, now, cause, text, serving=False)
 
@@ -423,9 +341,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
 
     With --objects the objects at once, which are what HAMi's scheduler reads.
 
-    Raises:
-        NotThere: there is no such Node.
-        ApiError: the objects cannot be read either.
+    Raises NotThere: there is no such Node. Raises ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
     reader = NodeReader(session, node)
@@ -470,10 +386,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
 
 
 def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str = "") -> int:
-    """Print what the objects of all Nodes with GPUs show. `silent`: why no agent was read.
-
-    Raises Unreachable.
-    """
+    """Print what all Nodes with GPUs show. `silent`: why no agent was read. Raises Unreachable."""
     connection, at = connection_of(args.kubeconfig, args.context, environ), SystemClock().now()
     source, resource = f"API server by {connection.source}", args.resource or RESOURCE
     every = ask(connection, PROGRAM, lambda session: nodes_with_gpus(session, resource))
@@ -505,9 +418,6 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
     width = terminal_width(environ)
     lines = [*table(_NODE_COLUMNS, rows, width), *wrapped(f"source: {source}", width)]
 
-    if args.output == "name":
-        lines = [f"node/{one.node.name}" for one in found]
-
     answer(args.output, "Nodes", found, lines, at=at, source=source)
     text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
     return fail("status", text, INCOMPLETE) if silent else OK
@@ -529,15 +439,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "With --since it also shows what was refused and what changed. With --node it reads a node "
         "of the cluster by a kubeconfig, also one whose agent does not answer. Without an agent on "
         "this machine it lists the Nodes with GPUs of the kubeconfig's cluster. Exits 3 if the "
-        "source does not answer, 4 if there is no such GPU or node, and 5 if only the objects "
+        "source does not answer, 4 if there is no such node, and 5 if only the objects "
         "could be read.",
         epilog="example: hami-agent status --since 24h",
     )
 
-    parser.add_argument("gpu", nargs="?", metavar="GPU", help="only this GPU: index or UUID")
-    parser.add_argument(
-        "--by", choices=("gpu", "pod"), default="gpu", help="what a line of the table is"
-    )
+    parser.add_argument("--by", choices=("gpu", "pod"), default="gpu", help="what a line is")
     parser.add_argument(
         "--since",
         type=typed(duration(0, DAY), "a duration no longer than 24h, such as 30m"),
@@ -571,9 +478,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"the resource name of slices in the cluster (default {RESOURCE})",
     )
     add_cluster(parser)
-
-    parser.add_argument("--ascii", action="store_true", help="write ASCII only")
-    add_output(parser, forms=(TABLE, "wide", "json", "yaml", "name"))
+    add_output(parser, forms=(TABLE, "wide", "json", "yaml"))
 
     top = subparsers.add_parser(
         "top", description=show_live.__doc__, epilog="example: hami-agent top --interval 5"
@@ -586,7 +491,6 @@ def add_parser(subparsers: Subparsers) -> None:
         help="seconds between two looks, 1 to 3600 (default 2)",
     )
     add_socket(top)
-    top.add_argument("--ascii", action="store_true", help="write ASCII only")
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -596,7 +500,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return show_live(args, environ)
 
     asked = [f"--{name}" for name in OF_CLUSTER if vars(args)[name]]
-    is_local = bool(args.bundle or args.gpu or args.socket != DEFAULT_SOCKET)
+    is_local = bool(args.bundle or args.socket != DEFAULT_SOCKET)
     is_of_one = is_local or args.since is not None or args.by == "pod"
     # An option that would be ignored is refused: its user expects the cluster to be read.
     if asked and args.node is None:
@@ -614,7 +518,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         else:
             read = status_at(args.socket)
 
-        found = read.found if args.gpu is None else only(read.found, args.gpu)
     except Unreachable as error:
         # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
         if not (is_local or args.node):
@@ -623,48 +526,20 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
         raise
 
-    width, plain = terminal_width(environ), args.ascii or not writes_utf8()
-    style = StatusStyle(width, plain, args.output == "wide", painter(environ))
-    lines = _lines(found, args, read, style)
-    if args.output == "name":
-        held = (one for one in found.allocations or () if one.pod)
-        pods = dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held)
-        lines = iter(pods if args.by == "pod" else [f"gpu/{gpu.uuid}" for gpu in found.gpus])
-
-    answer(args.output, "Status", found, lines, at=read.at, source=read.source)
+    style = StatusStyle(terminal_width(environ), args.output == "wide", painter(environ))
+    answer(
+        args.output, "Status", read.found, _lines(read, args, style), at=read.at, source=read.source
+    )
     return fail("status", read.missing, INCOMPLETE) if read.missing else OK
 
 
-def only(found: StatusDocument, name: str) -> StatusDocument:
-    """The status of one GPU and of the pods that hold it.
-
-    Raises:
-        NotThere: no GPU has that index or UUID. The text has the known ones.
-    """
-    gpu = next((gpu for gpu in found.gpus if name in view.names_of(gpu)), None)
-    if gpu is None:
-        there = ", ".join(gpu.name for gpu in found.gpus) or "none"
-        uuids = [gpu.uuid for gpu in found.gpus]
-        raise NotThere(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
-
-    held = found.allocations or ()
-    on_it = tuple(one for one in held if gpu.uuid in {share.uuid for share in one.shares})
-    return msgspec.structs.replace(found, gpus=(gpu,), allocations=on_it)
-
-
-def _lines(
-    found: StatusDocument, args: argparse.Namespace, read: StatusRead, style: StatusStyle
-) -> Iterator[str]:
+def _lines(read: StatusRead, args: argparse.Namespace, style: StatusStyle) -> Iterator[str]:
     """What the chosen table shows, what happened if that was asked for, and the source."""
-    at = read.at
-
+    found, at = read.found, read.at
     if args.by == "pod":
         yield from pod_lines(found, at, style)
     else:
         yield from status_lines(found, at, style, refused=args.since is None)
-        if args.gpu is not None:
-            yield ""
-            yield from pod_lines(found, at, style)
 
     if args.since is not None:
         oldest = at - dt.timedelta(seconds=args.since)
@@ -692,34 +567,32 @@ CLOSED: Final = "\x1b[?25h\x1b[?1049l"
 def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Shows `status` of this node and its containers live, as large as the terminal.
 
-    The key q or Ctrl-C ends it, and any other key reads the agent at once. Exits 3 if no agent
-    answers.
+    Ctrl-C ends it. Exits 3 if no agent answers.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not sys.stdout.isatty():
         return fail("top", "there is no terminal: use `hami-agent status`", USAGE)
 
-    read, trouble = status_at(args.socket), ""
-    plain, paint = args.ascii or not writes_utf8(), painter(environ)
-    with contextlib.suppress(KeyboardInterrupt), second_screen():
+    read, trouble, paint = status_at(args.socket), "", painter(environ)
+    sys.stdout.write(OPENED)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        stack.callback(sys.stdout.flush)
+        stack.callback(sys.stdout.write, CLOSED)
         while True:
             columns, height = shutil.get_terminal_size()
-            style = StatusStyle(columns, plain, paint=paint)
+            style = StatusStyle(columns, paint=paint)
             told = f"the values are of {read.at:%H:%M:%S} UTC: {trouble}"
             lines = list(style.notices([(told, "bad")] if trouble else []))
             lines += [*status_lines(read.found, read.at, style), ""]
             lines += pod_lines(read.found, read.at, style)
 
             if len(lines) > height:
-                more = f"{len(lines) - height + 1} more lines: `hami-agent status --by pod`, q ends"
+                more = f"{len(lines) - height + 1} more lines: `hami-agent status --by pod`"
                 lines[height - 1 :] = wrapped(more, columns)[:1]
 
             # A line is cleared before it is written: behind a full one the cursor is still on it.
             sys.stdout.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
             sys.stdout.flush()
-            if select.select([sys.stdin], [], [], args.interval)[0]:
-                keys = os.read(sys.stdin.fileno(), 64)
-                if not keys or b"q" in keys:  # no byte at all: the terminal is gone
-                    break
+            select.select([], [], [], args.interval)
 
             try:
                 read, trouble = status_at(args.socket), ""
@@ -727,17 +600,3 @@ def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
                 trouble = str(error)
 
     return OK
-
-
-@contextlib.contextmanager
-def second_screen() -> Iterator[None]:
-    """Take the terminal for the block: keys come one by one and unseen."""
-    before = termios.tcgetattr(sys.stdin)
-    try:
-        tty.setcbreak(sys.stdin)
-        sys.stdout.write(OPENED)
-        yield
-    finally:
-        sys.stdout.write(CLOSED)
-        sys.stdout.flush()
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

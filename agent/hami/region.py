@@ -2,17 +2,14 @@
 
 import datetime as dt
 import enum
-import itertools
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
-# Values: the shared region of HAMi-core's libvgpu.so in one container.
-#
-# Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h.
+# Values. Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h.
 
 MAX_GPUS: Final = 16
 MAX_PROCESSES: Final = 1024
@@ -21,9 +18,8 @@ MAX_PROCESSES: Final = 1024
 class MemoryUse(NamedTuple):
     """Bytes of one GPU's memory, by purpose. `total` is the library's own sum.
 
-    Of one process they can be negative: HAMi-core counts what it frees in the slot of another.
-
-    A named tuple, because a region can have thousands of them and is read every few seconds.
+    Of one process they can be negative: HAMi-core counts what it frees in the slot of another. A
+    named tuple, because a region can have thousands of them.
     """
 
     context: int = 0
@@ -33,19 +29,11 @@ class MemoryUse(NamedTuple):
 
 
 class RegionProcess(msgspec.Struct, frozen=True):
-    """One slot in use. `memory` and `sm_percent`: by GPU, as many as the region has GPUs.
+    """A slot in use. `pid`: in the container. The rest: by GPU, as many as the region has."""
 
-    - `slot`: its position in the region.
-    - `pid`: in the container's PID namespace; `host_pid`: as the library believes, 0: not known.
-    - `suspended`: it waits for SIGUSR1 (status 2).
-    """
-
-    slot: int
     pid: int
-    host_pid: int
     memory: tuple[MemoryUse, ...]
     sm_percent: tuple[int, ...]
-    suspended: bool = False
 
 
 class RegionGpu(msgspec.Struct, frozen=True):
@@ -131,11 +119,9 @@ class RegionChange(msgspec.Struct, frozen=True):
     recent_kernel: int | None = None
 
 
-# Reads HAMi-core's shared region from windows of its bytes, and encodes what a host may write.
-#
-# Any process of the container may write anything there: every count is clamped, every text bounded.
-# Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h at the commits of HAMi 2.4.0 to
-# 2.10.
+# Reads HAMi-core's shared region from windows of its bytes, and encodes what a host may write. Any
+# process of the container may write anything there: every count is clamped, every text bounded.
+# Source: the header at the commits of HAMi 2.4.0 to 2.10.
 
 MAGIC: Final = 19920718
 """The flag at offset 0, which the library writes last."""
@@ -144,8 +130,9 @@ HEAD_SIZE: Final = 1888
 MAX_USES: Final = 2048
 """Processes times GPUs that are read: a tenant may not keep the agent busy with more."""
 UUID_SIZE: Final = 96
-UUID: Final = re.compile(rb"(?:(?:GPU|MIG)-[0-9A-Za-z/-]{1,91})?")
-LEGACY_SIZE: Final = 804680
+UUID: Final = re.compile(rb"((?:(?:GPU|MIG)-[0-9A-Za-z/-]{1,91})?)\0.*", re.DOTALL)
+"""A UUID or none, and the NUL after it; what follows the NUL is not cleared by the library."""
+TAIL: Final = struct.Struct("<iiiiQ")
 TRUNCATED: Final = "it became shorter while it was read"
 _LATEST: Final = int(dt.datetime.max.replace(tzinfo=dt.UTC).timestamp())
 
@@ -157,7 +144,9 @@ class RegionOffsets(msgspec.Struct, frozen=True):
       every later field.
     - `size`: of the struct; libvgpu.so makes the file one byte longer.
     - `version`: the words at offsets 4 and 8; None: the layout has none.
-    - `uuids`: offset in the region; the fields before and after are relative to it.
+    - `gpu_count`: of the number of GPUs, a u64. `memory_limits` and `core_limits`: u64 each.
+    - `tail`: of the process count, utilisation switch, recent_kernel and priority. Except in v0,
+      the time of the last kernel follows.
     - `slot_size`: of one slot; `used`, `utilisation`, `status` and `seqlock` are offsets in it.
     - `memory_size`, `utilisation_size`: of one GPU's part.
     """
@@ -165,7 +154,12 @@ class RegionOffsets(msgspec.Struct, frozen=True):
     layout: str
     size: int
     version: tuple[int, int] | None
+    gpu_count: int
     uuids: int
+    memory_limits: int
+    core_limits: int
+    slots: int
+    tail: int
     slot_size: int
     used: int
     memory_size: int
@@ -174,63 +168,16 @@ class RegionOffsets(msgspec.Struct, frozen=True):
     status: int
     seqlock: int | None = None
 
-    @property
-    def gpu_count(self) -> int:
-        """The offset of the number of GPUs, a u64."""
-        return self.uuids - 8
 
-    @property
-    def memory_limits(self) -> int:
-        """The offset of the memory limits, u64 each."""
-        return self.uuids + MAX_GPUS * UUID_SIZE
-
-    @property
-    def core_limits(self) -> int:
-        """The offset of the core limits, u64 each."""
-        return self.memory_limits + MAX_GPUS * 8
-
-    @property
-    def slots(self) -> int:
-        """The offset of the slots."""
-        return self.core_limits + MAX_GPUS * 8
-
-    @property
-    def tail(self) -> int:
-        """The offset of the process count, utilisation switch, recent_kernel and priority."""
-        return self.slots + MAX_PROCESSES * self.slot_size
-
-    @property
-    def tail_size(self) -> int:
-        """The bytes of the tail that are read: v0 has no time of the last kernel."""
-        return 24 if self.version else 16
-
-
+# The fields in their order above. Source: offsetof() of HAMi-core's compiled structs.
 V0: Final = RegionOffsets(
-    layout="v0",
-    size=1197896,
-    version=None,
-    uuids=56,
-    slot_size=1168,
-    used=8,
-    memory_size=40,
-    utilisation=776,
-    utilisation_size=24,
-    status=1160,
+    "v0", 1197896, None, 48, 56, 1592, 1720, 1848, 1197880, 1168, 8, 40, 776, 24, 1160
 )
 V1_1: Final = RegionOffsets(
-    layout="v1.1",
-    size=2008952,
-    version=(1, 1),
-    uuids=64,
-    slot_size=1960,
-    used=8,
-    memory_size=64,
-    utilisation=1160,
-    utilisation_size=48,
-    status=1928,
+    "v1.1", 2008952, (1, 1), 56, 64, 1600, 1728, 1856, 2008896, 1960, 8, 64, 1160, 48, 1928
 )
-V1_1S: Final = msgspec.structs.replace(
-    V1_1, layout="v1.1s", size=2008984, uuids=96, used=16, utilisation=1168, status=1936, seqlock=8
+V1_1S: Final = RegionOffsets(
+    "v1.1s", 2008984, (1, 1), 88, 96, 1632, 1760, 1888, 2008928, 1960, 16, 64, 1168, 48, 1936, 8
 )
 V1_2: Final = msgspec.structs.replace(V1_1, layout="v1.2", version=(1, 2), seqlock=1936)
 LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)
@@ -250,73 +197,63 @@ def recognise(size: int, head: bytes) -> RegionOffsets:
     A size must fit exactly: a truncated v1 region would pass for v0.
     """
     sized = [offsets for offsets in LAYOUTS if size - offsets.size in (0, 1)]
-    if not sized:
-        if size == 0:
-            raise NoRegion(state=RegionState.INITIALISING)
-        if size - LEGACY_SIZE in (0, 1):
-            raise NoRegion("it has the legacy layout of HAMi's builds of early 2024")
-        raise NoRegion(f"no layout of HAMi-core has its size of {size} bytes")
-    if len(head) < HEAD_SIZE:
+    if sized and len(head) < HEAD_SIZE:
         raise NoRegion(TRUNCATED)
-    magic, *words = struct.unpack_from("<iII", head)
-    if magic == 0:
+
+    magic, *version = struct.unpack_from("<iII", head) if sized else (None, 0, 0)
+    if size == 0 or magic == 0:
         raise NoRegion(state=RegionState.INITIALISING)
-    if magic != MAGIC:
-        raise NoRegion(f"it begins with {magic} instead of {MAGIC}")
+
     for offsets in sized:
-        if offsets.version in (None, tuple(words)):
-            # Another layout of the same size has other bytes where this one has UUIDs.
-            for index, uuid in enumerate(_uuids(offsets, head)):
-                if not UUID.fullmatch(uuid):
-                    raise NoRegion(f"the UUID of its GPU {index} is not one of NVIDIA's")
+        # Another layout of the same size has other bytes where this one has UUIDs.
+        if magic == MAGIC and offsets.version in (None, tuple(version)) and _uuids(offsets, head):
             return offsets
-    raise NoRegion(f"no layout of its size has the version {words[0]}.{words[1]}")
+
+    raise NoRegion(f"no layout of HAMi-core has its size of {size} bytes and its first fields")
 
 
-def _uuids(offsets: RegionOffsets, head: bytes) -> Iterator[bytes]:
-    """The UUIDs, each as the bytes before its NUL; 96 bytes if it has none."""
-    for at in range(offsets.uuids, offsets.memory_limits, UUID_SIZE):
-        yield head[at : at + UUID_SIZE].partition(b"\0")[0]
+def _uuids(offsets: RegionOffsets, head: bytes) -> list[str]:
+    """The UUID of each of the 16 GPUs; none at all if one of the fields is no UUID."""
+    places = range(offsets.uuids, offsets.memory_limits, UUID_SIZE)
+    found = [UUID.fullmatch(head, at, at + UUID_SIZE) for at in places]
+    return [match[1].decode("ascii") for match in found if match] if all(found) else []
 
 
-def count_slots(tail: bytes) -> int:
-    """How many slots are in use or were lately, clamped to what the layout has."""
-    count: int = struct.unpack_from("<i", tail)[0]
-    return max(0, min(count, MAX_PROCESSES))
+def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
+    """Read a region of `size` bytes. Raises NoRegion.
 
+    `pread`: read so many bytes at an offset; fewer, where the file ends. Its errors pass.
 
-def holds_back(tail: bytes) -> bool:
-    """Whether launches are held back; a shorter tail says no."""
-    return len(tail) >= 12 and struct.unpack_from("<i", tail, 8)[0] < 0
-
-
-def decode_region(offsets: RegionOffsets, head: bytes, tail: bytes, slots: bytes) -> Region:
-    """Decode a recognised region from its windows. Raises NoRegion.
-
-    `slots`: those below count_slots(). HAMi-core changes a slot word by word, without a lock from
-    2.8.1 on. Each word is whole, and the next reading has those that came after it, so the seqlock
-    is not asked.
+    HAMi-core changes a slot word by word, without a lock from 2.8.1 on. Each word is whole, and the
+    next reading has those that came after it, so the seqlock is not asked.
     """
+    head = pread(HEAD_SIZE, 0)
+    offsets = recognise(size, head)
+    tail_size = min(TAIL.size, offsets.size - offsets.tail)  # v0 has no time of the last kernel
+    tail = pread(tail_size, offsets.tail)
+    slot_count, switch, recent_kernel, priority, seconds = TAIL.unpack(tail.ljust(TAIL.size, b"\0"))
+    length = max(0, min(slot_count, MAX_PROCESSES)) * offsets.slot_size
+    slots = pread(length, offsets.slots)
+    if len(tail) < tail_size or len(slots) < length:
+        raise NoRegion(TRUNCATED)
+
     # The slots that a process has: one that ended has no PID, or the status 0.
     rest = offsets.slot_size - offsets.status - 4
     heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
-    live = tuple(slot for slot, (pid, status) in enumerate(heads) if pid > 0 and status != 0)
-    (named,) = struct.unpack_from("<Q", head, offsets.gpu_count)
-    count = min(named, MAX_GPUS) or _used_gpus(offsets, slots, live)
+    live = [slot for slot, (pid, status) in enumerate(heads) if pid > 0 and status != 0]
+
+    (count,) = struct.unpack_from("<Q", head, offsets.gpu_count)
+    count = min(count, MAX_GPUS)
     if len(live) * count > MAX_USES:
         raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
-    _, switch, recent_kernel, priority = struct.unpack_from("<iiii", tail)
-    seconds = struct.unpack_from("<Q", tail, 16)[0] if len(tail) >= 24 else 0
-    is_time = 0 < seconds <= _LATEST
-    uuids = itertools.islice(_uuids(offsets, head), count)
+
     memory = struct.unpack_from(f"<{count}Q", head, offsets.memory_limits)
     cores = struct.unpack_from(f"<{count}Q", head, offsets.core_limits)
+    uuids = _uuids(offsets, head)[:count]
+    is_time = 0 < seconds <= _LATEST
     return Region(
         layout=offsets.layout,
-        gpus=tuple(
-            RegionGpu(index, uuid.decode("ascii"), limit, percent)
-            for index, (uuid, limit, percent) in enumerate(zip(uuids, memory, cores, strict=True))
-        ),
+        gpus=tuple(map(RegionGpu, range(count), uuids, memory, cores)),
         processes=tuple(_process(offsets, slots, slot, count) for slot in live),
         is_limiting=switch != 0,
         recent_kernel=recent_kernel,
@@ -325,18 +262,9 @@ def decode_region(offsets: RegionOffsets, head: bytes, tail: bytes, slots: bytes
     )
 
 
-def _used_gpus(offsets: RegionOffsets, slots: bytes, live: tuple[int, ...]) -> int:
-    """How many GPUs the processes use; the library of HAMi 2.5.1 never writes their number."""
-    size = MAX_GPUS * offsets.memory_size
-    starts = (slot * offsets.slot_size + offsets.used for slot in live)
-    ends = (len(slots[start : start + size].rstrip(b"\0")) for start in starts)
-    return -(-max(ends, default=0) // offsets.memory_size)
-
-
 def _process(offsets: RegionOffsets, slots: bytes, slot: int, count: int) -> RegionProcess:
     start = slot * offsets.slot_size
-    pid, host_pid = struct.unpack_from("<ii", slots, start)
-    (status,) = struct.unpack_from("<i", slots, start + offsets.status)
+    (pid,) = struct.unpack_from("<i", slots, start)
     # context, module, data, offset (never written), total
     # Signed: HAMi-core 2.8.1 and later can take from a slot what another process had added.
     each = f"qqq8xq{offsets.memory_size - 40}x"
@@ -344,12 +272,9 @@ def _process(offsets: RegionOffsets, slots: bytes, slot: int, count: int) -> Reg
     # decoder and encoder (never written), SMs
     each = f"16xQ{offsets.utilisation_size - 24}x"
     return RegionProcess(
-        slot=slot,
         pid=pid,
-        host_pid=host_pid,
         memory=tuple(map(MemoryUse, used[0::4], used[1::4], used[2::4], used[3::4])),
         sm_percent=struct.unpack_from("<" + each * count, slots, start + offsets.utilisation),
-        suspended=status == 2,
     )
 
 

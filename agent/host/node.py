@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import itertools
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,14 +17,12 @@ from agent.kit.tasks import Offload
 from agent.kubelet.door import listens
 from agent.node import PathFacts, PluginSocket
 
-# Reads CDI specifications as container runtimes do: which device names they define.
+# Reads which device names the CDI specifications of the host define.
 #
-# Source: container-device-interface pkg/cdi cache.go, spec-dirs.go, spec.go, device.go.
+# A runtime drops a malformed file, and a name that a directory has twice. Both count here: the
+# runtime's own sentence names the file then.
+# Source: container-device-interface pkg/cdi cache.go, spec-dirs.go, spec.go.
 
-DEPTH: Final = 20
-"""The most collections within each other."""
-
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _File = tuple[Path, int, int, int]
 """Path, inode, bytes and time of change."""
 
@@ -41,7 +37,7 @@ class CdiDirectories:
     def __init__(self, offload: Offload, *, in_pod: bool) -> None:
         self._offload = offload
         self._in_pod = in_pod
-        self._files: list[list[_File]] = []
+        self._files: list[_File] = []
         self._defined: frozenset[str] = frozenset()
 
     async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
@@ -50,20 +46,10 @@ class CdiDirectories:
 
     def _names(self, directories: Sequence[str]) -> frozenset[str] | None:
         try:
-            files = [list(self._listed(Path(directory))) for directory in directories]
-            if files == self._files:
-                return self._defined
-
-            defined: set[str] = set()
-            twice: set[str] = set()
-            for listed in files:
-                found = [read_specification(path.read_bytes()) for path, *_ in listed]
-                here = Counter(itertools.chain.from_iterable(found))
-                # A runtime takes a name that a directory has twice for none.
-                twice |= {name for name, times in here.items() if times > 1}
-                defined |= here.keys()
-
-            self._defined, self._files = frozenset(defined - twice), files
+            files = [file for directory in directories for file in self._listed(Path(directory))]
+            if files != self._files:
+                found = [read_specification(path.read_bytes()) for path, *_ in files]
+                self._defined, self._files = frozenset().union(*found), files
         except OSError:
             return None
         return self._defined
@@ -85,30 +71,13 @@ class CdiDirectories:
 
 
 def read_specification(content: bytes) -> frozenset[str]:
-    """The names `vendor/class=device` that a JSON or YAML file defines.
-
-    None if a runtime drops the file: one wrong device is enough. Versions and unknown fields are
-    not judged, because it depends on the runtime which ones it knows.
-    """
-    loader: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-    names: list[str] = []
-    depth = 0
+    """The names `vendor/class=device` that a JSON or YAML file defines; none if it is malformed."""
     try:
-        for event in yaml.parse(content, Loader=loader):  # libyaml's composer has no limit
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEPTH:
-                return frozenset()
-
+        loader: type[yaml.BaseLoader] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
         document: Any = next(iter(yaml.load_all(content, Loader=loader)), {})
-        for device in document["devices"] if document["cdiVersion"] else ():
-            if not any(device["containerEdits"].values()) or not _NAME.fullmatch(device["name"]):
-                return frozenset()
-            names.append(f"{document['kind']}={device['name']}")
-    except (yaml.YAMLError, UnicodeError, RecursionError, LookupError, TypeError, AttributeError):
+        return frozenset(f"{document['kind']}={device['name']}" for device in document["devices"])
+    except (yaml.YAMLError, UnicodeError, RecursionError, LookupError, TypeError):
         return frozenset()
-
-    return frozenset(names) if len(names) == len(set(names)) else frozenset()
 
 
 # Tells which containers run on this host: the name of a container's cgroup holds its id.
@@ -147,8 +116,7 @@ class CgroupContainers:
         running = frozenset(wanted[id_] for id_ in found if id_ in wanted)
 
         has_pods = any(_POD.search(name) for _, name in below)
-        has_ids = any("kubepods" in path and _ID.search(name) for path, name in below)
-        is_known = bool(below) and (has_ids or not has_pods)
+        is_known = bool(below) and (_has_containers(below) or not has_pods)
         return running if is_known or running == ids else None
 
     async def begun(self) -> frozenset[PodUid] | None:
@@ -161,8 +129,7 @@ class CgroupContainers:
         found = (_POD.search(name) for _, name in below)
         pods = frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
         # Right after a boot no pod has begun. But a container belongs to a pod that has.
-        tells = pods or not any("kubepods" in path and _ID.search(name) for path, name in below)
-        return pods if below and tells else None
+        return pods if below and (pods or not _has_containers(below)) else None
 
     def _below(self) -> list[tuple[str, str]]:
         """All cgroups, as the path of the parent and the name; none if no pod's are visible."""
@@ -170,14 +137,13 @@ class CgroupContainers:
         return below if any("kubepods" in name for _, name in below) else []
 
 
+def _has_containers(below: Iterable[tuple[str, str]]) -> bool:
+    return any("kubepods" in path and _ID.search(name) for path, name in below)
+
+
 # Inspects paths and sockets of this host; it changes none.
 
 KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
-
-
-def is_read_only(directory: Path) -> bool:
-    """Whether the mount that holds the directory refuses writes. Raises OSError."""
-    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
 
 
 def look_at(path: Path) -> PathFacts:

@@ -28,13 +28,10 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-# Runs blocking work in order on one daemon thread, with a bounded queue.
+# Runs blocking work in order on one daemon thread.
 #
 # The loop's own executor joins its threads at exit: one disk that does not answer would keep the
 # process from ever ending.
-
-MOST_CALLS: Final = 1000
-"""Calls that wait for one thread, at most; only a disk that does not answer has so many."""
 
 
 class Worker:
@@ -69,12 +66,10 @@ class Worker:
         If the caller is cancelled, queued work is dropped and begun work goes on.
 
         Raises:
-            StateError: the worker is not running, or too many calls wait for it.
+            StateError: the worker is not running.
         """
         if not self._is_running:
             raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
-        if self._queue.qsize() >= MOST_CALLS:
-            raise StateError(f"Thread {self._name} has too much to do: its disk may hang.")
 
         future: Future[R] = Future()
         self._queue.put((future, functools.partial(work, *args)))
@@ -246,11 +241,9 @@ def _open_directory(path: Path) -> int:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
         directory = os.open(path, DIRECTORY)
 
-    mode = stat.S_IMODE(os.fstat(directory).st_mode)
-    if mode & stat.S_IWOTH:  # a user who can write there can replace the state
-        log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
-        with contextlib.suppress(PermissionError):
-            os.fchmod(directory, mode & ~stat.S_IWOTH)
+    # A user who can write there can replace the state.
+    with contextlib.suppress(PermissionError):
+        os.fchmod(directory, stat.S_IMODE(os.fstat(directory).st_mode) & ~stat.S_IWOTH)
     return directory
 
 
@@ -275,13 +268,8 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
     """
     try:
         # Not is_file(): from Python 3.14 on, a file that cannot be reached is a missing one to it.
-        mode = path.stat().st_mode
-        if not needed and not stat.S_ISREG(mode):
+        if not stat.S_ISREG(path.stat().st_mode) and not needed:
             return None
-
-        # A pipe may block for ever. /dev/stdin may be one.
-        if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
-            raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
 
         with path.open("rb") as file:
             content = file.read(limit + 1)
@@ -291,14 +279,9 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
         reason = f"{error.strerror or error}; check the path and its rights"
         raise SettingsError(f"{path}: cannot be read: {reason}") from error
 
-    check_size(path, content, limit)
-    return content
-
-
-def check_size(path: Path, content: bytes, limit: int) -> None:
-    """Raise SettingsError for more than `limit` bytes."""
     if len(content) > limit:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
+    return content
 
 
 # The process on its host: identity, lock, systemd.

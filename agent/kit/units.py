@@ -5,7 +5,22 @@ import re
 from collections.abc import Collection
 from typing import Final
 
+import msgspec
+
 UNKNOWN: Final = "-"
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column. `rank`: columns of the highest rank are left out first; 0: never.
+
+    `least`: its cells may be cut to so many characters to fit; 0: they are not cut. `right`: it is
+    aligned to the right.
+    """
+
+    title: str
+    rank: int = 0
+    least: int = 0
+    right: bool = False
 
 
 def counted(number: int, noun: str) -> str:

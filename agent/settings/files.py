@@ -2,13 +2,10 @@
 
 Each value has its place, and what is wrong is collected. Refused in one sentence: text that is not
 UTF-8, YAML aliases, several documents, more than 20 levels, repeated keys. No settings file needs
-them, and attacks use some of them.
+them, and attacks use some of them. Null is absent.
 
-In HAMi's files keys, types and precedence are those of HAMi's readers in Go (yaml.v2 and
-encoding/json): null is absent, and one value of the wrong type refuses the file. What these accept
-and no operator means is refused too: a fraction in place of a whole number, an infinite number. So
-is what is a number, boolean or key to Go alone: `08`, `0o17`, `1e+06`, `y`, a key that is a number.
-A warning names each unknown key.
+HAMi's files are read into the same settings, by HAMi's keys: a warning names each unknown one, and
+keys that the agent does not need have no effect, whatever their values.
 Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device plugin's
 /config/config.json; HAMi #3173 for selectors and tiers.
 """
@@ -17,20 +14,17 @@ import contextlib
 import enum
 import fnmatch
 import json
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 import yaml
 
-from agent.cluster import Requirement, parse_selector
-from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.annotations import Int32, Int64
+from agent.cluster import Requirement
+from agent.errors import SettingsError, cap
 from agent.ledger import SourceFile
-from agent.setting import Field, shown
-from agent.settings.schema import BY_KEY, HEAD, PROFILE, SECTIONS, Setting, read_setting
+from agent.setting import Field, ValueType, WrongValue
+from agent.settings.schema import BY_KEY, HEAD, PROFILE, Setting, read_setting
 
 TOLD: Final = 20
 """Warnings of one kind about one file; further ones are only counted."""
@@ -60,15 +54,6 @@ def first_of(warnings: Sequence[str], name: str) -> list[str]:
     return [*warnings[:TOLD], *count]
 
 
-def read_settings(given: Iterable[tuple[str, object, str]], errors: list[str]) -> list[Setting]:
-    """The settings of these keys, values and origins. Values that do not fit go to `errors`."""
-    settings: list[Setting] = []
-    for key, value, where in given:
-        with kept(errors):
-            settings.append(read_setting(BY_KEY[key], value, where))
-    return settings
-
-
 # Documents with places. JSON is checked by a parser of JSON, and then read as the YAML that it also
 # is: the marks of YAML are the places of its values.
 
@@ -91,32 +76,27 @@ def read_yaml(content: bytes, name: str, *, is_json: bool = False) -> "Place":
     Raises:
         SettingsError: not UTF-8, not YAML, or one of the refused features.
     """
-    _decoded(content, name)
     try:
+        text, depth = content.decode(), 0
         # Aliases and depth are refused by the parser's events: composing is recursive.
-        depth = 0
-        for event in yaml.parse(content, Loader=LOADER):
+        for event in yaml.parse(text, Loader=LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH or isinstance(event, yaml.AliasEvent):
-                deep = f"nested deeper than {MAX_DEPTH} levels, which no settings file needs; "
-                alias = "aliases are not allowed here; write the value out"
-                why = f"{deep}is it the right one?" if depth > MAX_DEPTH else alias
-                raise SettingsError(f"{_at(name, event.start_mark)}: {why}")
-        node = yaml.compose(content, Loader=LOADER) or yaml.ScalarNode(NULL, "", None)
+                raise SettingsError(
+                    f"{_at(name, event.start_mark)}: no settings file needs aliases, or more than "
+                    f"{MAX_DEPTH} levels; is it the right one?"
+                )
+        node = yaml.compose(text, Loader=LOADER) or yaml.ScalarNode(NULL, "", None)
     except yaml.MarkedYAMLError as error:
-        # A quote that is never closed: the place where it was opened helps, not the file's end.
-        is_open = error.problem == "found unexpected end of stream" and error.context_mark
-        where = _at(name, error.context_mark if is_open else error.problem_mark)
+        where = _at(name, error.problem_mark)
         raise SettingsError(f"{where}: not valid YAML: {cap(str(error.problem))}") from error
+    except (UnicodeDecodeError, yaml.reader.ReaderError) as error:
+        raise SettingsError(
+            f"{name}: is not UTF-8 text, or has a control character: {cap(str(error))}"
+        ) from error
 
-    place = Place(name, node, is_json=is_json)
-    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-    if {"apiVersion", "kind"} <= {str(key.value) for key, _ in pairs}:
-        raise place.fault(
-            "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
-        )
-    return place
+    return Place(name, node, is_json=is_json)
 
 
 def read_json(content: bytes, name: str) -> "Place":
@@ -126,8 +106,8 @@ def read_json(content: bytes, name: str) -> "Place":
         SettingsError: not UTF-8, not JSON, nested too deep, or with an escape of two parts
             (`\ud83d\ude00`), which YAML does not have.
     """
-    text = _decoded(content, name)
-    # What is nested too deep for the decoder is refused below, with its place.
+    # What is nested too deep for the decoder, or is not UTF-8, is refused below.
+    text = content.decode(errors="surrogateescape")
     with contextlib.suppress(RecursionError):
         try:
             json.loads(text, parse_int=str)  # a too long number is refused later, with its place
@@ -137,19 +117,7 @@ def read_json(content: bytes, name: str) -> "Place":
                 f"{name}:{error.lineno}:{error.colno}: not valid JSON: {problem}"
             ) from error
     # YAML does not indent with tabs; within texts JSON has none.
-    return read_yaml(text.replace("\t", " ").encode(), name, is_json=True)
-
-
-def _decoded(content: bytes, name: str) -> str:
-    """The text. The parsers name no line of a character that it may not have."""
-    text = content.decode(errors="surrogateescape")
-    if (bad := yaml.reader.Reader.NON_PRINTABLE.search(text)) is not None:
-        lines = text[: bad.start()].split("\n")
-        raise SettingsError(
-            f"{name}:{len(lines)}:{len(lines[-1]) + 1}: is not UTF-8 text, or has a control "
-            f"character (byte {len(text[: bad.start()].encode())}); save it as UTF-8"
-        )
-    return text
+    return read_yaml(content.replace(b"\t", b" "), name, is_json=True)
 
 
 def _at(name: str, mark: Any) -> str:  # noqa: ANN401 -- PyYAML's two parsers share no type of it
@@ -158,14 +126,13 @@ def _at(name: str, mark: Any) -> str:  # noqa: ANN401 -- PyYAML's two parsers sh
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A value in a file. Messages call the file `file`; `field` is the path to the value.
+    """A value in a file. Messages call the file `file`.
 
     Every reader raises SettingsError with the place.
     """
 
     file: str
     node: yaml.Node
-    field: str = ""
     is_json: bool = False
 
     @property
@@ -175,42 +142,38 @@ class Place(msgspec.Struct, frozen=True):
 
     def fault(self, text: str) -> SettingsError:
         """Make a SettingsError with `text` at this place."""
-        field = f"{self.field}: " if self.field else ""
-        return SettingsError(f"{self.where}: {field}{text}")
+        return SettingsError(f"{self.where}: {text}")
 
-    @property
-    def null(self) -> bool:
-        """True when the value is null."""
-        return bool(self.node.tag == NULL)
-
-    def pairs(self, spelling: Callable[[str], str] = str) -> Iterator[tuple[str, "Place", "Place"]]:
+    def pairs(self) -> Iterator[tuple[str, "Place", "Place"]]:
         """Yield each key, its place and its value in the file's order; refuses a repeated key.
 
-        `spelling`: how keys are compared and returned.
+        In JSON the case of keys does not count, as in Go: they are yielded in lower case.
         """
+        if self.node.tag == NULL:  # a section whose keys are all commented out
+            return
         if not isinstance(self.node, yaml.MappingNode) or self.node.tag != MAP:
             raise self.fault(f"keys and values are expected here, not {self.shown()}")
 
         seen: set[str] = set()
         for key, value in self.node.value:
-            here = Place(self.file, key, self.field)
+            here = Place(self.file, key)
             if not isinstance(key, yaml.ScalarNode) or key.tag != STR:
                 raise here.fault(f"a text key is expected, not {here.shown()}")
 
-            name = spelling(key.value)
+            name = key.value.lower() if self.is_json else key.value
             if name in seen:
                 raise here.fault(f"the key `{cap(name, 64)}` stands here twice; remove one")
 
             seen.add(name)
-            field = f"{self.field}.{name}".lstrip(".")
-            yield name, here, Place(self.file, value, field, self.is_json)
+            yield name, here, Place(self.file, value, self.is_json)
 
     def items(self) -> Iterator["Place"]:
         """Yield the entries of a list."""
+        if self.node.tag == NULL:
+            return
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.fault(f"a list is expected here, not {self.shown()}")
-        for number, item in enumerate(self.node.value):
-            yield Place(self.file, item, f"{self.field}[{number}]", self.is_json)
+        yield from (Place(self.file, item, self.is_json) for item in self.node.value)
 
     def value(self) -> Any:  # noqa: ANN401 -- any value of YAML
         """Read any value as plain Python values; refuses a scalar that does not fit its tag."""
@@ -231,6 +194,36 @@ class Place(msgspec.Struct, frozen=True):
             quoted = " (text)" if self.node.style in {'"', "'"} else ""
             return f"`{cap(self.node.value, 40)}`{quoted}" if self.node.value else "nothing"
         return "a list" if isinstance(self.node, yaml.SequenceNode) else "a mapping"
+
+
+def read_keys(
+    place: Place,
+    known: Mapping[str, Field | None],
+    errors: list[str],
+    unknown: list[str],
+    sentence: str,
+    above: str = "",
+) -> Iterator[Setting]:
+    """Yield the settings at `place` and below. Values that do not fit go to `errors`.
+
+    `known`: the setting for each path of keys; None: the key has no effect. Of each other path
+    `unknown` gets the `sentence`. `above`: the keys above `place`, each with its dot.
+    """
+    with kept(errors):
+        for key, here, value in place.pairs():
+            # A key with a dot would be a second way to set the same setting.
+            path = "" if "." in key else above + key
+            field = known.get(path)
+            with kept(errors):
+                if field is not None:
+                    given = value.value()
+                    # As in HAMi, an empty value (0, "", false) in config.json overrides nothing.
+                    if given is not None and not (place.is_json and given in (0, "", [])):
+                        yield read_setting(field, given, value.where, value.shown())
+                elif any(name.startswith(f"{path}.") for name in known):
+                    yield from read_keys(value, known, errors, unknown, sentence, f"{path}.")
+                elif path not in known:
+                    unknown.append(f"{here.where}: {sentence.format(cap(above + key, 64))}")
 
 
 # The agent's own file.
@@ -271,134 +264,41 @@ class SettingsProfile(msgspec.Struct, frozen=True):
         return by_label and self.names(name)
 
 
+OWN_KEYS: Final = BY_KEY | {"profiles": None}
+OF_FILE: Final = "unknown setting {}; `hami-agent config show` lists all"
+OF_PROFILE: Final = "a profile cannot set {}; SETTINGS.md names what it can set"
+
+
 def read_own_file(
     file: SourceFile, errors: list[str]
 ) -> tuple[list[Setting], list[SettingsProfile]]:
     """What the whole file sets for all nodes and for some. Errors go to `errors`.
 
-    Raises SettingsError: the file is not YAML, or is a Kubernetes object.
+    Raises SettingsError: the file is not YAML.
     """
     document = read_yaml(file.content, file.name)
-    settings: list[Setting] = []
-    profiles: dict[str, SettingsProfile] = {}
-    for key, here, value in () if document.null else document.pairs():
-        with kept(errors):
-            if key != "profiles":
-                settings.extend(_settings(key, here, value, BY_KEY, errors))
-                continue
-            for item in () if value.null else value.items():
-                with kept(errors):
-                    profile = _profile(item, errors)
-                    if profile.name in profiles:
-                        raise item.fault(f"the profile {cap(profile.name, 64)} is defined twice")
-                    profiles[profile.name] = profile
-    return settings, list(profiles.values())
+    settings = list(read_keys(document, OWN_KEYS, errors, errors, OF_FILE))
+    profiles: list[SettingsProfile] = []
+    for key, _, value in document.pairs():
+        for item in value.items() if key == "profiles" else ():
+            with kept(errors):
+                profiles.append(_profile(item, errors))
+    return settings, profiles
 
 
 def _profile(item: Place, errors: list[str]) -> SettingsProfile:
-    """Read one profile. Raises SettingsError: its name or condition is wrong or missing."""
-    found = {
-        one.field.key: one for pair in item.pairs() for one in _settings(*pair, PROFILE, errors)
-    }
+    """Read one profile. Raises SettingsError: its name or its condition is missing."""
+    faults: list[str] = []
+    found = {one.field.key: one for one in read_keys(item, PROFILE, faults, faults, OF_PROFILE)}
     head: dict[str, Any] = {key: found.pop(key).value for key in HEAD if key in found}
-    try:
-        labels = parse_selector(head["match.labels"]) if "match.labels" in head else None
-    except MalformedText as error:
-        raise item.fault(cap(str(error))) from error
-
-    nodes = head.get("match.nodes", ())
-    if "name" not in head or not (nodes or labels):
+    nodes, labels = head.get("match.nodes", ()), head.get("match.labels")
+    errors += faults
+    if not faults and ("name" not in head or not (nodes or labels)):
         raise item.fault("a profile needs `name`, and `nodes` or `labels` under `match`")
-    return SettingsProfile(head["name"], item.where, tuple(found.values()), nodes, labels)
-
-
-def _settings(
-    key: str,
-    here: Place,
-    value: Place,
-    known: Mapping[str, Field],
-    errors: list[str],
-    above: str = "",
-) -> Iterator[Setting]:
-    """The settings at and below `key`. `above`: the keys above it, each with its dot."""
-    # A key with a dot would be a second way to set the same setting.
-    path = "" if "." in key else above + key
-    with kept(errors):
-        if path in known:
-            yield read_setting(known[path], value.value(), value.where, value.shown())
-        elif any(name.startswith(f"{path}.") for name in known):
-            # Null is a section whose keys are all commented out.
-            for name, place, inner in () if value.null else value.pairs():
-                yield from _settings(name, place, inner, known, errors, f"{path}.")
-        elif any(f"{name}.".startswith(f"{path}.") for name in BY_KEY):
-            raise SettingsError(
-                f"{here.where}: a profile cannot set {path}, which acts before the node is known"
-            )
-        else:
-            unknown = f"unknown setting {cap(above + key, 64)}"
-            raise SettingsError(f"{here.where}: {unknown}; `hami-agent config show` lists all")
+    return SettingsProfile(head.get("name", ""), item.where, tuple(found.values()), nodes, labels)
 
 
 # HAMi's two files.
-#
-# A shape says what a file may contain: a list is one of values of that shape, and a dict has these
-# keys; ANY_KEY stands for every other one. HAMi also accepts an infinite number, which can scale
-# nothing, and silently drops a fraction where a whole number is meant.
-
-ANY_KEY: Final = ""
-TEXTS: Final = [str]
-Uint64 = Annotated[int, msgspec.Meta(ge=0)]
-Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-EXPECTED: Final[Mapping[object, str]] = {
-    str: "text",
-    bool: "true or false",
-    Finite: "a number",
-    Int32: "a whole number of 32 bits",
-    Int64: "a whole number of 64 bits",
-    Uint64: "a whole number from 0",
-}
-"""The words for a shape in messages."""
-
-DEVICE_SHAPE: Final[Mapping[str, object]] = {
-    **dict.fromkeys(("resourceCountName", "resourceMemoryName", "resourceCoreName"), str),
-    **dict.fromkeys(("resourceMemoryPercentageName", "resourcePriorityName"), str),
-    **dict.fromkeys(("libCudaLogLevel", "gpuCorePolicy", "runtimeClassName"), str),
-    **dict.fromkeys(("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor"), Int32),
-    **dict.fromkeys(("overwriteEnv", "enableNumaTopology", "disableCoreLimit"), bool),
-    "reportNodeCapacity": bool,
-    "deviceMemoryScaling": Finite,
-    "deviceCoreScaling": Finite,
-    "deviceSplitCount": Uint64,
-    "preConfiguredDeviceMemory": Int64,
-    "migProfileAllowlist": [{"models": TEXTS, "profiles": TEXTS}],
-    "knownMigGeometries": [
-        {
-            "models": TEXTS,
-            "allowedGeometries": [[{"name": str, "core": Int32, "memory": Int32, "count": Int32}]],
-        }
-    ],
-}
-"""The section `nvidia` of device-config.yaml."""
-
-NODE_SHAPE: Final[Mapping[str, object]] = {
-    "name": str,
-    "operatingmode": str,
-    "devicesplitcount": Uint64,
-    "devicememoryscaling": Finite,
-    "devicecorescaling": Finite,
-    "preconfigureddevicememory": Int64,
-    "libcudaloglevel": str,
-    "enablenumatopology": bool,
-    "filterdevices": {"uuid": TEXTS, "index": [Uint64]},
-    "migstrategy": str,
-    "enablegetpreferredallocation": bool,
-    "reportnodecapacity": bool,
-    "nodelabelselector": {
-        "matchlabels": {ANY_KEY: str},
-        "matchexpressions": [{"key": str, "operator": str, "values": TEXTS}],
-    },
-}
-"""An entry of config.json, by its keys in lower case."""
 
 DEVICE_CONFIG: Final[Mapping[str, str]] = {
     "resourceCountName": "sharing.resourceName",
@@ -417,7 +317,7 @@ DEVICE_CONFIG: Final[Mapping[str, str]] = {
     "disableCoreLimit": "library.disableCoreLimit",
     "gpuCorePolicy": "library.corePolicy",
 }
-"""Key of device-config.yaml → setting. The other keys are for scheduler, webhook or MIG."""
+"""Key of the section `nvidia` of device-config.yaml → setting."""
 
 NODE_CONFIG: Final[Mapping[str, str]] = {
     "operatingmode": "sharing.operatingMode",
@@ -427,82 +327,63 @@ NODE_CONFIG: Final[Mapping[str, str]] = {
     "preconfigureddevicememory": "sharing.preconfiguredMemoryMiB",
     "libcudaloglevel": "library.cudaLogLevel",
     "enablenumatopology": "sharing.numaTopology",
+    "filterdevices.uuid": "sharing.filterUUIDs",
+    "filterdevices.index": "sharing.filterIndexes",
 }
-"""Key of config.json, in lower case → setting."""
+"""Key of an entry of config.json, in lower case → setting."""
 
-FILTER: Final = "filterdevices"
-FILTERS: Final = {"uuid": "sharing.filterUUIDs", "index": "sharing.filterIndexes"}
-"""Key below FILTER → setting."""
-
-WITHOUT_EFFECT: Final[Mapping[str, tuple[object, ...]]] = {
-    "migstrategy": ("", "none"),
-    "enablegetpreferredallocation": (True,),
-    "reportnodecapacity": (False,),
+WITHOUT_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
+    "device-config.yaml": (
+        *("resourcePriorityName", "overwriteEnv", "defaultGPUNum", "runtimeClassName"),
+        *("reportNodeCapacity", "migProfileAllowlist", "knownMigGeometries"),
+    ),
+    "config.json": ("migstrategy", "enablegetpreferredallocation", "reportnodecapacity"),
 }
-"""Keys, in lower case, that the agent does not follow → values that ask for what it does anyway."""
+"""Further keys of HAMi's, for its scheduler, its webhook or MIG."""
 
-NODES: Final = "nodeconfig"
-SELECTOR: Final = "nodelabelselector"
-REMOTE: Final = ("operatingmode", "remote")
-
-Found = dict[str, tuple[Any, str]]
-"""Known keys of a file of HAMi's, each with its value and place (`file:line:column`)."""
+NODES, NAME, SELECTOR = "nodeconfig", "name", "nodelabelselector"
+OF_HAMI: Final = "unknown key `{}`"
 
 
-class FileReader:
-    """Reads one file by the rules of Go's reader, which takes null for absent.
+class _Expression(msgspec.Struct, forbid_unknown_fields=True):
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] = ()
 
-    In JSON the case of keys does not count. `errors`: values of a wrong type. `warnings`: unknown
-    keys.
-    """
 
-    def __init__(self, errors: list[str]) -> None:
-        self.errors = errors
-        self.warnings: list[str] = []
+class _Selector(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    match_labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    match_expressions: tuple[_Expression, ...] = ()
 
-    def keys(self, place: Place, shape: Mapping[str, object]) -> Found:
-        """The known keys of a mapping in their order."""
-        found: Found = {}
-        any_case = place.is_json and ANY_KEY not in shape
-        with kept(self.errors):
-            for key, here, value in place.pairs(str.lower if any_case else str):
-                inner = shape.get(key, shape.get(ANY_KEY))
-                if inner is None:
-                    self.warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`")))
-                elif key not in shape or not value.null:
-                    with kept(self.errors):
-                        found[key] = self.value(value, inner), value.where
-        return found
 
-    def value(self, place: Place, shape: Any) -> Any:  # noqa: ANN401 -- what the shape says
-        """A value of this shape. Raises SettingsError: it has another one."""
-        if shape is Place:
-            return place
+def _read_selector(value: object) -> tuple[Requirement, ...]:
+    """What a node's labels must meet. Raises WrongValue: Kubernetes refuses the selector."""
+    try:
+        given = msgspec.convert(value, _Selector)
+    except msgspec.ValidationError as error:
+        raise WrongValue(f"expected a label selector ({cap(str(error))})") from error
 
-        if isinstance(shape, Mapping):
-            found = {} if place.null else self.keys(place, shape)
-            return {key: value for key, (value, _) in found.items()}
+    found = [Requirement(key, (one,)) for key, one in given.match_labels.items()]
+    found += [
+        Requirement(one.key, one.values, one.operator in {"In", "Exists"})
+        for one in given.match_expressions
+    ]
+    # Kubernetes LabelSelectorAsSelector: In and NotIn need values, the others have none.
+    if not all(one.is_valid for one in found) or any(
+        bool(one.values) is not one.operator.endswith("In") for one in given.match_expressions
+    ):
+        raise WrongValue("expected a label selector that Kubernetes takes")
+    return tuple(found)
 
-        if isinstance(shape, list):
-            values = []
-            for item in () if place.null else place.items():
-                with kept(self.errors):
-                    values.append(self.value(item, shape[0]))
-            return tuple(values)
 
-        # In YAML every scalar is a text, as it is written.
-        is_scalar = isinstance(place.node, yaml.ScalarNode)
-        if shape is str and is_scalar and (place.null or not place.is_json):
-            return "" if place.null else place.node.value
-
-        # `1:30` is a text to Go, and 90 to PyYAML.
-        value = place.node.value if is_scalar and ":" in place.node.value else place.value()
-        if shape is not Finite and isinstance(value, float) and value.is_integer():
-            value = int(value)  # Helm writes 131072 as 1.31072e+05
-        try:
-            return msgspec.convert(value, shape)
-        except msgspec.ValidationError as error:
-            raise place.fault(f"{EXPECTED[shape]} is expected, not {place.shown()}") from error
+DEVICE_KEYS: Final = dict.fromkeys(WITHOUT_EFFECT["device-config.yaml"]) | {
+    key: BY_KEY[setting] for key, setting in DEVICE_CONFIG.items()
+}
+ENTRY_KEYS: Final = dict.fromkeys(WITHOUT_EFFECT["config.json"]) | {
+    **{key: BY_KEY[setting] for key, setting in NODE_CONFIG.items()},
+    NAME: Field(NAME, HEAD[NAME].read, "The Node; * is every one that no other entry selects."),
+    SELECTOR: Field(SELECTOR, ValueType(_read_selector, {}), "A label selector of Kubernetes."),
+}
 
 
 def read_device_config(file: SourceFile, errors: list[str], warnings: list[str]) -> list[Setting]:
@@ -511,20 +392,12 @@ def read_device_config(file: SourceFile, errors: list[str], warnings: list[str])
     Only the section `nvidia` is read; the others are of other vendors. Raises SettingsError with
     the place: the file cannot be parsed.
     """
-    document, reader, found = read_yaml(file.content, file.name), FileReader(errors), Found()
-    is_there = False
-    for key, here, value in () if document.null else document.pairs():
-        if key == "nvidia" and not value.null:
-            is_there, found = True, reader.keys(value, DEVICE_SHAPE)
-        elif key in SECTIONS:
-            belongs = "has no effect in HAMi's file; it belongs in the agent's own config.yaml"
-            warnings.append(f"{here.where}: {key} {belongs}")
-
-    if not is_there:
-        warnings.append(f"{file.name}: there is no section nvidia; nothing is taken")
-    warnings += [*first_of(reader.warnings, file.name), *_without_effect(found)]
-    known = ((DEVICE_CONFIG[key], *found[key]) for key in found if key in DEVICE_CONFIG)
-    return read_settings(known, errors)
+    unknown, found = list[str](), list[Setting]()
+    for key, _, value in read_yaml(file.content, file.name).pairs():
+        if key == "nvidia":
+            found += read_keys(value, DEVICE_KEYS, errors, unknown, OF_HAMI)
+    warnings += first_of(unknown, file.name)
+    return found
 
 
 def read_node_config(
@@ -532,100 +405,44 @@ def read_node_config(
 ) -> list[SettingsProfile]:
     """What config.json sets for some nodes: profiles for each entry; a later one wins.
 
-    Values of a wrong type go to `errors`. Values that do not fit are warnings; the profile has them
-    too. Raises SettingsError with the place: the file cannot be parsed.
+    Values that do not fit are warnings, and faults of the profile. Raises SettingsError with the
+    place: the file cannot be parsed.
     """
-    reader = FileReader(errors)
-    entries = _entries(file.content, file.name, reader)
-    profiles = [one for item in entries for one in _profiles(item, reader)]
-    warnings += first_of(reader.warnings, file.name)
+    document, unknown = read_json(file.content, file.name), list[str]()
+    list(read_keys(document, {NODES: None}, errors, unknown, OF_HAMI))
+    profiles = [one for item in _entries(document) for one in _of_entry(item, unknown)]
+    warnings += first_of(unknown, file.name)
     return profiles
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
-    """Decode the entries in their order, each with its known keys in lower case.
+    """Decode the entries in their order, with their keys in lower case.
 
-    Raises SettingsError: not a JSON object, or a value of another type or range.
+    Raises SettingsError: not a JSON object of that form.
     """
-    reader = FileReader([])
-    items = _entries(text.encode(errors="replace"), NODES, reader)
-    entries = tuple(reader.value(item, NODE_SHAPE) for item in items)
-    refuse(reader.errors)
-    return entries
+    document = read_json(text.encode(errors="replace"), NODES)
+    return tuple(
+        {key: value.value() for key, _, value in item.pairs()} for item in _entries(document)
+    )
 
 
-def _entries(content: bytes, name: str, reader: FileReader) -> Iterator[Place]:
-    """The entries, unread. Raises SettingsError: the file cannot be parsed."""
-    document = read_json(content, name)
-    found = reader.keys(document, {NODES: Place})
-    if NODES in found:
-        yield from found[NODES][0].items()
-    else:
-        nothing = f"`{NODES}` has no entries; nothing is taken"
-        reader.warnings.append(str(document.fault(nothing)))
+def _entries(document: Place) -> Iterator[Place]:
+    for key, _, value in document.pairs():
+        if key == NODES:
+            yield from value.items()
 
 
-def _profiles(item: Place, reader: FileReader) -> Iterator[SettingsProfile]:
+def _of_entry(item: Place, warnings: list[str]) -> Iterator[SettingsProfile]:
     """The profiles of an entry, one for each tier that it is in; none if it selects no node."""
-    found = {} if item.null else reader.keys(item, NODE_SHAPE)
-    warnings, given = reader.warnings, list[tuple[str, object, str]]()
-    for key, (value, where) in found.items():
-        # As in HAMi, an empty value (0, "", false) overrides nothing, and neither does a filter
-        # whose lists are both empty. Of another filter both lists are taken.
-        if key == FILTER and any(value.values()):
-            given += [(FILTERS[part], list(value.get(part, ())), where) for part in FILTERS]
-        elif key in NODE_CONFIG and value:
-            mode = "hami-core" if (key, value) == REMOTE else value
-            given.append((NODE_CONFIG[key], mode, where))
     faults: list[str] = []
-    settings = tuple(read_settings(given, faults))
-    profile = SettingsProfile("", item.where, settings, faults=tuple(faults))
+    found = {one.field.key: one for one in read_keys(item, ENTRY_KEYS, faults, warnings, OF_HAMI)}
+    warnings += faults
+    head: dict[str, Any] = {k: found.pop(k).value for k in (NAME, SELECTOR) if k in found}
+    profile = SettingsProfile("", item.where, tuple(found.values()), faults=tuple(faults))
 
-    name, _ = found.get("name", ("", ""))
-    if name == "*":  # for nodes that no other entry selects
-        yield msgspec.structs.replace(profile, tier=Tier.ANY)
-    elif name:
-        yield msgspec.structs.replace(profile, nodes=(name,), tier=Tier.NAME)
-        if not re.fullmatch("[a-z0-9.-]+", name):
-            exact = "names are compared as they are; patterns work in the profiles of config.yaml"
-            warnings.append(str(item.fault(f"no Node is called {cap(name)}: {exact}")))
-    elif SELECTOR not in found:
-        warnings.append(str(item.fault(f"an entry without name and {SELECTOR} is of no node")))
-
-    if SELECTOR in found:
-        parts, where = found[SELECTOR]
-        try:
-            labels = _selector(parts)
-        except ValueError as error:
-            warnings.append(f"{where}: {SELECTOR} selects no node: {error}")
-        else:
-            yield msgspec.structs.replace(profile, labels=labels, tier=Tier.LABELS)
-
-    warnings += [*_without_effect(found), *faults]
-
-
-def _selector(parts: Mapping[str, Any]) -> tuple[Requirement, ...] | None:
-    """The selector; None: it selects every node, whatever its labels.
-
-    Raises ValueError: Kubernetes' LabelSelectorAsSelector refuses it.
-    """
-    found = [Requirement(key, (value,)) for key, value in parts.get("matchlabels", {}).items()]
-
-    for one in parts.get("matchexpressions", ()):
-        key, operator, values = one.get("key", ""), one.get("operator"), one.get("values", ())
-        is_known = operator in {"In", "NotIn", "Exists", "DoesNotExist"}
-        if not is_known or bool(values) is not operator.endswith("In"):
-            raise ValueError(f"{key}, {operator} and {len(values)} values are no requirement")
-        found.append(Requirement(key, values, operator in {"In", "Exists"}))
-
-    if not all(one.is_valid for one in found):
-        raise ValueError("a key or a value is not one of a label")
-    return tuple(found) or None
-
-
-def _without_effect(found: Found) -> Iterator[str]:
-    for key, (value, where) in found.items():
-        if value not in WITHOUT_EFFECT.get(key.lower(), (value,)):
-            yield f"{where}: {key} {shown(value)} has no effect here"
-        if (key, value) == REMOTE:
-            yield f"{where}: remote means hami-core; for remote GPUs keep HAMi's plugin"
+    if (name := head.get(NAME)) is not None:
+        tier, nodes = (Tier.ANY, ()) if name == "*" else (Tier.NAME, (name,))
+        yield msgspec.structs.replace(profile, tier=tier, nodes=nodes)
+    if (labels := head.get(SELECTOR)) is not None:
+        # An empty selector selects every node, whatever its labels.
+        yield msgspec.structs.replace(profile, tier=Tier.LABELS, labels=labels or None)

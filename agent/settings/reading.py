@@ -16,15 +16,13 @@ from typing import Final
 import msgspec
 
 from agent.errors import SettingsError, StateCorrupt, cap
-from agent.health.xids import malformed
 from agent.host.system import read_file
 from agent.kit.tasks import Offload
-from agent.kit.units import some
 from agent.ledger import Decider, LastGood, Ledger, Row, SourceFile
-from agent.setting import FALSE, Value, shown
+from agent.setting import Value
 from agent.settings import files
 from agent.settings.files import SettingsProfile, Tier, kept, refuse
-from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, build
+from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, build, read_setting
 from agent.state import LAST_GOOD_KIND, unseal
 
 NODE_NAME: Final = "node.name"
@@ -120,37 +118,16 @@ class NodeValues:
         resolved = self.resolve()
         for key in LASTING:
             setting = resolved[key]
-            rows = [row for row in ledger.rows if _answered_under(row, key)]
-            values = [_answered_under(row, key) for row in rows]
-            if not values or setting.value in values:
-                continue
-
-            pods = {
-                f"{row.namespace}/{row.pod}"
-                if row.holder
-                else "pods that the kubelet has not named"
-                for row in rows
-            }
-            restart = ", then restart the agent" if key == SCHEDULER else ""
-            return SettingsError(
-                f"{setting.origin}: {key} cannot change from {values[-1]} to {setting.value} "
-                f"while slices are held by {some(pods)}; running pods go on",
-                remedy=f"drain the node (kubectl drain {self.name}) or delete what holds "
-                f"them{restart}, or set it back; slices are held for up to a minute after their "
-                "pod has gone",
-            )
+            values = sorted({_answered_under(row, key) for row in ledger.rows} - {""})
+            if values and setting.value not in values:
+                return SettingsError(
+                    f"{setting.origin}: {key} cannot change from {values[0]} to {setting.value} "
+                    "while pods hold slices; running pods go on",
+                    remedy=f"drain the node (kubectl drain {self.name}) or delete the pods that "
+                    "`hami-agent status` names, or set it back; slices are held for up to a "
+                    "minute after their pod has gone",
+                )
         return None
-
-    def names(self) -> tuple[str, ...]:
-        """The names of nodes in the files, each once, in the order of the files."""
-        # A name of our own profiles with one of these characters is a pattern.
-        exact = (
-            name
-            for one in self.profiles
-            for name in one.nodes
-            if one.tier or not set("*?[") & set(name)
-        )
-        return tuple(dict.fromkeys(exact))
 
 
 def _of_first_tier(found: list[SettingsProfile]) -> list[SettingsProfile]:
@@ -174,101 +151,50 @@ def _answered_under(row: Row, key: str) -> str:
 # Variables and flags.
 
 PREFIX: Final = "HAMI_AGENT_"
-SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = frozenset(field.variables[0] for field in FIELDS)
+_OF_SERVICE: Final = re.compile("_SERVICE_|_PORT(_|$)")
 
-
-class InheritedSetting(msgspec.Struct, frozen=True):
-    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here.
-
-    `harmless`: values that ask for what the agent does anyway. `strict`: any other value is
-    refused instead of ignored. `switch`: the flag may stand alone and then means true.
-    """
-
-    variable: str = ""
-    flags: tuple[str, ...] = ()
-    harmless: frozenset[str] = frozenset()
-    strict: bool = False
-    switch: bool = False
-
-
-FOREIGN: Final[tuple[InheritedSetting, ...]] = (
-    InheritedSetting("MIG_STRATEGY", ("--mig-strategy",), frozenset({"none"})),
-    InheritedSetting("DEVICE_SPLIT_COUNT", ("--device-split-count",)),
-    InheritedSetting("DEVICE_MEMORY_SCALING", ("--device-memory-scaling",)),
-    InheritedSetting("DEVICE_CORES_SCALING", ("--device-cores-scaling",)),
-    InheritedSetting("DISABLE_CORE_LIMIT", ("--disable-core-limit",), FALSE, switch=True),
-    InheritedSetting("DEVICE_ID_STRATEGY", ("--device-id-strategy",), frozenset({"uuid"})),
-    InheritedSetting(
-        "DEVICE_DISCOVERY_STRATEGY",
-        ("--device-discovery-strategy",),
-        frozenset({"auto", "nvml"}),
-        strict=True,
-    ),
-    InheritedSetting("REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True),
-    InheritedSetting("NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
-    InheritedSetting("NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
-    InheritedSetting("IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
-    InheritedSetting("IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
-    InheritedSetting(flags=("-v", "--v")),
+FOREIGN: Final = (
+    *("MIG_STRATEGY", "DEVICE_SPLIT_COUNT", "DEVICE_MEMORY_SCALING", "DEVICE_CORES_SCALING"),
+    *("DISABLE_CORE_LIMIT", "DEVICE_ID_STRATEGY", "DEVICE_DISCOVERY_STRATEGY"),
+    *("REPORT_NODE_CAPACITY", "NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH", "IMEX_CHANNEL_IDS"),
+    "IMEX_REQUIRED",
 )
-"""What an environment or a command line made for HAMi's plugin may also contain."""
+"""Variables of HAMi's and NVIDIA's plugins without effect here; each has a flag, too."""
+
+
+def flag_of(variable: str) -> str:
+    """The flag of HAMi's and NVIDIA's plugins that means the same as the variable."""
+    return f"--{variable.lower().replace('_', '-')}"
 
 
 def read_surroundings(
     environ: Mapping[str, str], flags: Mapping[str, str], errors: list[str], warnings: list[str]
 ) -> list[Setting]:
     """What variables and flags set; flags win. Errors go to `errors`, with the name."""
-    # Beside a Service named hami-agent, Kubernetes gives every container of its namespace
-    # HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more, and beside one named hami-agent-web an
-    # address as HAMI_AGENT_WEB_PORT; the operator's own value of that is a number.
-    links = tuple(
-        name.removesuffix(SERVICE_HOST) + part
-        for name in environ
-        if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
-        for part in ("_SERVICE_", "_PORT")
-    )
-    environ = {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(links)
-        or (name in VARIABLES and not re.match("(tcp|udp|sctp)://", value))
-    }
+    # Kubernetes sets HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT_9394_TCP and more beside a Service
+    # named hami-agent; other names are most likely misspelled.
     errors += [
         f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a key, such as "
         f"{PREFIX}SHARING_SPLIT_COUNT; `hami-agent config show` lists all keys; the flag --config "
         "names the settings file"
         for name in sorted(environ)
-        if name.startswith(PREFIX) and name not in VARIABLES  # most likely misspelled
+        if name.startswith(PREFIX) and name not in VARIABLES and not _OF_SERVICE.search(name)
     ]
+    warnings += [f"env {name}: has no effect here" for name in FOREIGN if environ.get(name)]
+    warnings += [f"{name}: has no effect here" for name in map(flag_of, FOREIGN) if name in flags]
 
-    warnings += [
-        f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
-        for name in ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
-        for item in malformed(environ.get(name, ""))
-    ]
-
-    named = {f"env {name}": value for name, value in environ.items()} | dict(flags)
-    for foreign in FOREIGN:
-        for name in (f"env {foreign.variable}", foreign.flags[0]):
-            value = named.get(name, "")
-            if not value or value in foreign.harmless:
-                continue
-            if foreign.strict:  # the operator relies on something that the agent does not do
-                served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
-                text = f"{name}: no other value works here: expected {served}, found {shown(value)}"
-                errors.append(text)
-            else:
-                warnings.append(f"{name}: has no effect here")
-
-    given: list[tuple[str, object, str]] = []
+    settings: list[Setting] = []
     for field in FIELDS:
         own, *others = field.variables
         # Another plugin's empty variable counts as not set.
-        if name := own if own in environ else next(filter(environ.get, others), ""):
-            given.append((field.key, environ[name], f"env {name}"))
-    given += [(one.key, flags[one.flag], one.flag) for one in FIELDS if one.flag in flags]
-    return files.read_settings(given, errors)
+        name = own if own in environ else next(filter(environ.get, others), "")
+        with kept(errors):
+            if name:
+                settings.append(read_setting(field, environ[name], f"env {name}"))
+            if field.flag in flags:
+                settings.append(read_setting(field, flags[field.flag], field.flag))
+    return settings
 
 
 def make_plan(sources: Sources) -> NodeValues:
@@ -290,18 +216,6 @@ def make_plan(sources: Sources) -> NodeValues:
     top = read_surroundings(sources.environ, sources.flags, errors, warnings)
     refuse(errors)
 
-    # Without a scheduler the agent asks no API server, which has the labels.
-    values = {one.field.key: one.value for one in (*base, *top)}
-    if values.get(SCHEDULER) == "none":
-        never = [
-            f"{one.where}: the {cap(f'profile {one.name}' if one.name else 'entry', 64)} never "
-            "applies: it selects by labels, which the agent does not read with scheduler: none"
-            for one in profiles
-            if one.labels is not None
-        ]
-        warnings += files.first_of(never, "settings")
-        profiles = [one for one in profiles if one.labels is None]
-
     return NodeValues(
         sources, tuple(base), tuple(profiles), tuple(top), tuple(warnings), knows_requests
     )
@@ -315,8 +229,7 @@ NODE_CONFIG: Final = "files.nodeConfig"
 COPY: Final = "settings.json"
 """Name of the last good settings in the state directory."""
 
-MAX_YAML: Final = 256 * 1024
-MAX_JSON: Final = 1024 * 1024
+MAX_FILE: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
 DEADLINE: Final = 30.0
 """Seconds to read all files. A file system that hangs must not block the agent."""
@@ -324,7 +237,7 @@ DEADLINE: Final = 30.0
 MAX_COPY: Final = 4 * 1024 * 1024
 """Bytes: the largest files, in base64, and the labels."""
 
-_UNANSWERED = f"was not read within {DEADLINE:g} s; check the file system that it is on"
+_UNANSWERED = f"was not read within {DEADLINE:g} s; check the file system"
 
 
 class SourcesRead(msgspec.Struct, frozen=True):
@@ -351,58 +264,60 @@ async def look(
     """Read all sources. `last`: the result of the last read, which is returned if it still holds.
 
     `good`: the sources in force. If a file of theirs is gone, everything is refused: settings do
-    not fall back to defaults while pods run. `offload` reads files and parses YAML. A file that
-    does not answer is refused.
+    not fall back to defaults while pods run. `offload` reads files and parses YAML. Files that do
+    not answer are refused.
     """
-    current = sources
-    path = own_path = sources.file or DEFAULT_FILE
-    plan = last.plan if last is not None and last.refusal is None else None
-    refusal: SettingsError | None = None
-
-    async def read(kind: str, file: Path, limit: int, *, needed: bool) -> None:
-        """Read one file into `current`."""
-        nonlocal current, path
-        path = file
-        content = await offload.call(partial(read_file, file, limit, needed=needed))
-        found = None if content is None else SourceFile(str(file), content)
-        current = msgspec.structs.replace(current, **{kind: found})
-
-        former = getattr(good, kind, None)
-        if found is None and former is not None and former.name == str(file):
-            raise SettingsError(
-                f"{file}: was removed; the agent keeps its settings until it is back; to go on "
-                "without it, restart the agent"
-            )
-
     try:
         async with asyncio.timeout(DEADLINE):
-            # Our own file, the environment and the flags come first: they say where HAMi's are.
-            await read("own", path, MAX_YAML, needed=sources.file is not None)
-            if plan is None or plan.sources.own != current.own:
-                plan = await offload.call(make_plan, current)
-            values = plan.resolve()
-
-            for key, kind, limit in (
-                (DEVICE_CONFIG, "device_config", MAX_YAML),
-                (NODE_CONFIG, "node_config", MAX_JSON),
-            ):
-                if (one := values[key]).value:  # the default files need not exist
-                    await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
-
-            if plan.sources != current:
-                plan = await offload.call(make_plan, current)
+            return await offload.call(_look, sources, last, good)
     except TimeoutError:
-        refusal = SettingsError(f"{path}: {_UNANSWERED}")
-        # The thread may still wait for something else, perhaps the file of `last`.
-        if path == own_path and last is not None and str(last.refusal).endswith(_UNANSWERED):
-            return last
+        refusal = SettingsError(
+            f"{sources.file or DEFAULT_FILE}, or a file of HAMi's, {_UNANSWERED}"
+        )
+        told = last is not None and str(last.refusal) == str(refusal)
+        return last if last is not None and told else SourcesRead(sources, refusal=refusal)
+
+
+def _look(sources: Sources, last: SourcesRead | None, good: Sources | None) -> SourcesRead:
+    current, refusal = sources, None
+    plan = last.plan if last is not None and last.refusal is None else None
+    try:
+        # Our own file, the environment and the flags come first: they say where HAMi's are.
+        own = sources.file or DEFAULT_FILE
+        current = _with_file(current, good, "own", own, needed=sources.file is not None)
+        if plan is None or plan.sources.own != current.own:
+            plan = make_plan(current)
+        values = plan.resolve()
+
+        for key, kind in ((DEVICE_CONFIG, "device_config"), (NODE_CONFIG, "node_config")):
+            if (one := values[key]).value:  # the default files need not exist
+                file, is_needed = Path(str(one.value)), one.origin != DEFAULT
+                current = _with_file(current, good, kind, file, needed=is_needed)
+
+        if plan.sources != current:
+            plan = make_plan(current)
     except SettingsError as error:
-        refusal = error
+        plan, refusal = None, error
 
     # What was read may be less than all: only the same refusal again is no news.
     if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
         return last
-    return SourcesRead(current, None if refusal else plan, refusal)
+    return SourcesRead(current, plan, refusal)
+
+
+def _with_file(
+    sources: Sources, good: Sources | None, kind: str, file: Path, *, needed: bool
+) -> Sources:
+    """Read one file into the sources. Raises SettingsError."""
+    content = read_file(file, MAX_FILE, needed=needed)
+    former = getattr(good, kind, None)
+    if content is None and former is not None and former.name == str(file):
+        raise SettingsError(
+            f"{file}: was removed; the agent keeps its settings until it is back; to go on "
+            "without it, restart the agent"
+        )
+    found = None if content is None else SourceFile(str(file), content)
+    return msgspec.structs.replace(sources, **{kind: found})
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
@@ -424,22 +339,13 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
         with contextlib.suppress(SettingsError):
             known = make_plan(msgspec.structs.replace(sources, own=own))
             file = known.settings().paths.state / COPY
-    if file is None:
-        raise refusal
-
-    try:
-        async with asyncio.timeout(DEADLINE):
-            content = await state.call(partial(read_file, file, MAX_COPY, needed=False))
-        copy = None if content is None else unseal(content, LAST_GOOD_KIND, LastGood)
-        last = None if copy is None else recalled(copy, sources)
-    except (TimeoutError, SettingsError, StateCorrupt) as error:
-        reason = str(error).removeprefix(f"{file}: ") or _UNANSWERED
-        raise SettingsError(
-            f"{refusal}; the last good settings cannot be used either: {file}: {reason}"
-        ) from error
-    if last is None:
-        raise refusal
-    return msgspec.structs.replace(start, plan=last, refusal=refusal)
+    if file is not None:
+        with contextlib.suppress(TimeoutError, SettingsError, StateCorrupt):
+            async with asyncio.timeout(DEADLINE):
+                content = await state.call(partial(read_file, file, MAX_COPY))
+            last = recalled(unseal(content or b"", LAST_GOOD_KIND, LastGood), sources)
+            return msgspec.structs.replace(start, plan=last, refusal=refusal)
+    raise refusal
 
 
 def recalled(copy: LastGood, sources: Sources) -> NodeValues:
@@ -455,17 +361,14 @@ def recalled(copy: LastGood, sources: Sources) -> NodeValues:
     return plan
 
 
-def stand_in(
-    copy: LastGood | None, sources: Sources, ledger: Ledger, name: str = "", labels: Labels = None
-) -> NodeValues | None:
-    """The settings of the copy in the place of `sources`, which the node or its rows refuse.
+def stand_in(copy: LastGood | None, sources: Sources, ledger: Ledger) -> NodeValues | None:
+    """The settings of the copy in the place of `sources`, which the rows refuse.
 
     None: the copy says the same, is refused itself, or there is none.
     """
     with contextlib.suppress(SettingsError):
         if copy is not None:
             last = recalled(copy, sources)
-            last.settings(name, labels)
             if last.sources != sources and last.undrained(ledger) is None:
                 return last
     return None

@@ -12,7 +12,8 @@ import msgspec
 
 from agent.allocate.match import MatchSettings
 from agent.allocate.plain import PlainSettings
-from agent.errors import SettingsError
+from agent.cluster import Requirement, parse_selector
+from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.annotations import ReportSettings
 from agent.health.xids import HealthSettings
 from agent.ledger import EditSettings
@@ -22,6 +23,7 @@ from agent.setting import (
     TRUE,
     Field,
     Value,
+    ValueType,
     WrongValue,
     boolean,
     choice,
@@ -40,41 +42,33 @@ class HostPaths(msgspec.Struct, frozen=True):
     """Directories and sockets of this host."""
 
     state: Annotated[
-        Path, Field("paths.state", path, "Directory of the ledger.", flag="--state-dir")
+        Path, Field("paths.state", path, "Directory of the ledger.", "--state-dir")
     ] = Path("/var/lib/hami-agent")
-
     run: Annotated[
-        Path,
-        Field(
-            "paths.run", path, "Directory of the instance lock and the sockets.", flag="--run-dir"
-        ),
+        Path, Field("paths.run", path, "Directory of the lock and the sockets.", "--run-dir")
     ] = Path("/run/hami-agent")
-
     kubelet_socket: Annotated[
         Path,
         Field(
             "paths.kubeletSocket",
             path,
             "The kubelet's registration socket; the agent's own socket goes beside it.",
+            "--kubelet-socket",
             env=("KUBELET_SOCKET",),
-            flag="--kubelet-socket",
         ),
     ] = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
-
     pod_resources_socket: Annotated[
         Path,
         Field(
             "paths.podResourcesSocket",
             path,
             "The kubelet's PodResources socket.",
-            flag="--pod-resources-socket",
+            "--pod-resources-socket",
         ),
     ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-
-    cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree, read only.")] = Path(
+    cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree.")] = Path(
         "/sys/fs/cgroup"
     )
-    sysfs: Annotated[Path, Field("paths.sysfs", path, "sysfs, read for NUMA nodes.")] = Path("/sys")
 
     @property
     def plugins(self) -> Path:
@@ -91,36 +85,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "node.name",
             node_name,
             "Name of this Node in Kubernetes; if not set, the host name.",
+            "--node-name",
             env=("NODE_NAME",),
-            flag="--node-name",
         ),
     ]
-
     kubeconfig: Annotated[
         str | None,
         Field(
             "node.kubeconfig",
             optional_text,
             "Kubeconfig file; if not set, the pod's service account.",
+            "--kubeconfig",
             env=("KUBECONFIG",),
-            flag="--kubeconfig",
         ),
     ] = None
-
     device_config: Annotated[
         str,
         Field(
             "files.deviceConfig",
             text,
             "HAMi's device-config.yaml; empty: none. The default file is read only if it exists.",
+            "--device-config",
             env=("CONFIG_FILE",),
-            flag="--device-config",
             other_flags=("--config-file",),
             live=True,
             profiled=False,
         ),
     ] = "/etc/hami/device-config.yaml"
-
     node_config: Annotated[
         str,
         Field(
@@ -128,70 +119,61 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             text,
             "HAMi's config.json with settings of nodes by name, by labels, or of all others "
             "(`*`); empty: none. The default file is read only if it exists.",
-            flag="--nodeconfig",
+            "--nodeconfig",
             live=True,
             profiled=False,
         ),
     ] = "/etc/hami/config.json"
-
     scheduler: Annotated[
         str,
         Field(
             "scheduler",
             choice("hami", "none"),
             "Who chooses a container's slices. hami: HAMi's scheduler. none: the kubelet; the "
-            "agent gives the slices that it names and needs no API server. The agent refuses a "
-            "change while a pod holds slices.",
-            flag="--scheduler",
+            "agent then needs no API server. A change is refused while a pod holds slices.",
+            "--scheduler",
         ),
     ] = "hami"
-
     plain: PlainSettings | None
     """None: HAMi's scheduler chooses."""
 
     sharing: SharingSettings
     match: MatchSettings
-
     fence: Annotated[
         str,
         Field(
             "allocation.fence",
             choice("none", "prestart"),
-            "prestart: the kubelet asks the agent before each start of a container with a GPU. "
-            "The agent refuses the start if the kubelet recorded another GPU. While no agent runs, "
-            "no such container starts.",
-            flag="--fence",
+            "prestart: the kubelet asks the agent before each start of a container with a GPU, and "
+            "the agent refuses it if the kubelet recorded another GPU. While no agent runs, none "
+            "starts.",
+            "--fence",
         ),
     ] = "none"
-
     hook_path: Annotated[
         Path,
         Field(
             "library.hookPath",
             path,
             "Host directory above vgpu/, which holds libvgpu.so and the containers' directories.",
+            "--hook-path",
             env=("HOOK_PATH",),
-            flag="--hook-path",
         ),
     ] = Path("/usr/local")
-
     library_version: Annotated[
         str, Field("library.version", text, "Mount libvgpu.so.<version> if that file exists.")
     ] = ""
-
     edits: EditSettings
-
     observe: Annotated[
         bool,
         Field(
             "observe",
             boolean,
-            "Only show what the agent would list and write, beside another plugin. It registers "
-            "and writes nothing; its temporary state is in the run directory.",
-            flag="--observe",
+            "Show what the agent would list and write, beside another plugin. It registers and "
+            "writes nothing; its temporary state is in the run directory.",
+            "--observe",
         ),
     ] = False
-
     takeover: Annotated[
         bool,
         Field(
@@ -199,10 +181,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             boolean,
             "Serve even if another device plugin of this node serves the same resource. The "
             "kubelet uses the one that registered last.",
-            flag="--takeover",
+            "--takeover",
         ),
     ] = False
-
     report: ReportSettings
     node_condition: Annotated[
         bool,
@@ -212,42 +193,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Write the Node's condition GpuDegraded. It needs the right to patch nodes/status.",
         ),
     ] = False
-
     health: HealthSettings
-
     nvml_library: Annotated[
         str | None,
         Field(
             "driver.nvmlLibrary",
             optional_text,
             "Path of libnvidia-ml.so.1, if the loader does not find it.",
-            flag="--nvml-library",
+            "--nvml-library",
         ),
     ] = None
-
     driver_root: Annotated[
         Path,
         Field(
             "driver.root",
             path,
-            "Directory with the layout of the host's /. It is searched first for the driver's "
-            "library.",
+            "Directory with the layout of the host's /, searched first for the driver's library.",
+            "--driver-root-ctr-path",
             env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
-            flag="--driver-root-ctr-path",
             other_flags=("--container-driver-root",),
         ),
     ] = Path("/driver-root")
-
     simulate: Annotated[
         str | None,
         Field(
             "driver.simulate",
             optional_text,
             "Simulated GPUs instead of the driver: PROFILE:COUNT or unix:PATH.",
-            flag="--simulate",
+            "--simulate",
         ),
     ] = None
-
     on_no_driver: Annotated[
         str,
         Field(
@@ -255,38 +230,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             # NVIDIA's FAIL_ON_INIT_ERROR is true or false.
             choice("wait", "exit", like=dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")),
             "If no driver answers at the start: wait for it, or exit with code 69.",
+            "--on-no-driver",
             env=("FAIL_ON_INIT_ERROR",),
-            flag="--on-no-driver",
             other_flags=("--fail-on-init-error",),
         ),
     ] = "wait"
-
     paths: HostPaths
-
     web_address: Annotated[
-        str, Field("web.address", text, "Address of the probes and metrics.", flag="--web-address")
+        str, Field("web.address", text, "Address of the probes and metrics.", "--web-address")
     ] = "127.0.0.1"
-
     web_port: Annotated[
         int,
         Field(
             "web.port",
             whole(0, 65535),
             "Port of the probes and metrics; 0 takes a free one, which the log names.",
-            flag="--web-port",
+            "--web-port",
         ),
     ] = 9394
-
     web_readers: Annotated[
         ReaderPolicy,
         Field(
             "web.readers",
             choice(*ReaderPolicy),
             "Who may read the page and /api/v1 at the port, which name pods: local or all.",
-            flag="--web-readers",
+            "--web-readers",
         ),
     ] = ReaderPolicy.LOCAL
-
     metric_containers: Annotated[
         bool,
         Field(
@@ -296,19 +266,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "promised of each GPU and what it uses.",
         ),
     ] = True
-
     metric_names: Annotated[
         HamiNames,
         Field(
             "metrics.hami",
             choice(*HamiNames),
-            "Serve the series of HAMi's vGPUmonitor, too: none, by its current names (2.9 and "
-            "later), by its legacy names (up to 2.8), or by both. An agent that observes serves "
-            "none. Sums over them double where the monitor of the same node is scraped: set none "
-            "there.",
+            "Serve the series of HAMi's vGPUmonitor by its names since 2.9 (current), up to 2.8 "
+            "(legacy), or both. Set none where the monitor of the same node is scraped, or sums "
+            "double. An agent that observes serves none.",
         ),
     ] = HamiNames.CURRENT
-
     feedback: Annotated[
         bool,
         Field(
@@ -318,24 +285,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "vGPUmonitor does. Set it to false where the monitor runs too: both would write.",
         ),
     ] = True
-
     log_level: Annotated[
         str,
         Field(
             "log.level",
             choice("debug", "info", "warning", "error"),
             "Lowest level of the log lines to write.",
-            flag="--log-level",
+            "--log-level",
         ),
     ] = "info"
-
     log_format: Annotated[
         str,
         Field(
             "log.format",
             choice("auto", "json", "text"),
             "JSON lines, readable text, or text on a terminal only.",
-            flag="--log-format",
+            "--log-format",
         ),
     ] = "auto"
 
@@ -375,24 +340,33 @@ LIVE: Final = {field.key: field for field in FIELDS if field.live and field.prof
 
 _some_text = text_where(bool, "expected a text that is not empty", minLength=1)
 
+
+def _read_labels(value: object) -> tuple[Requirement, ...]:
+    try:
+        return parse_selector(_some_text(value))
+    except MalformedText as error:
+        raise WrongValue(cap(str(error))) from error
+
+
 HEAD: Final = {
     field.key: field
     for field in (
         Field("name", _some_text, "Name in messages."),
         Field(
             "match.nodes",
-            list_of(_some_text, "expected one or more names of nodes", least=1),
+            list_of(_some_text, least=1),
             "Names of nodes; * and ? stand for any characters.",
         ),
-        Field("match.labels", _some_text, "A label selector in kubectl's form."),
+        Field(
+            "match.labels",
+            ValueType(_read_labels, _some_text.schema),
+            "A label selector in kubectl's form.",
+        ),
     )
 }
 """What a profile has beside its settings: every condition of `match` must hold."""
 
 PROFILE: Final = HEAD | LIVE
-
-SECTIONS: Final = {*_ORDER, "profiles"}
-"""The keys allowed at the top of the agent's own file."""
 
 DEFAULT: Final = "default"
 """The origin of a value that no source sets."""
@@ -417,7 +391,7 @@ def read_setting(field: Field, value: object, where: str, written: str = "") -> 
     try:
         return Setting(field, field.read(value), where)
     except WrongValue as error:
-        found = error.found or written or shown(value)
+        found = written or shown(value)
         raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error
 
 

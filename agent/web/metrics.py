@@ -31,7 +31,7 @@ from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row
 from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels
-from agent.web.server import BuildInfo, Page, Reused
+from agent.web.server import Page, Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
@@ -48,9 +48,6 @@ CONTAINER: Final = ("namespace", "pod", "container")
 SHARE: Final = ("gpu", *CONTAINER)
 """Labels of a container, and of one of its GPUs."""
 
-UNLIMITED: Final = 100
-"""Percent of compute from which on a limit is none."""
-
 APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 """The policies that HAMi-core knows; any other text is its default."""
 
@@ -66,14 +63,18 @@ Services: TypeAlias = tuple[Sequence[Tally], Sequence[Durations], Sequence[Gauge
 
 _Labels: TypeAlias = tuple[str, ...]
 
-_Sums: TypeAlias = Mapping[str, Mapping[_Labels, float]]
+_Named: TypeAlias = Mapping[GpuUuid, str]
+"""The label of each GPU."""
 
 _Measured: TypeAlias = Iterator[tuple[_Labels, Mapping[str, float | None]]]
 """The values of the labels, and the number of each thing that is measured there. None: it is not
 known, so it has no series."""
 
 
-def _summed(measured: Iterable[tuple[_Labels, Mapping[str, float | None]]]) -> _Sums:
+_Sums: TypeAlias = Mapping[str, Mapping[_Labels, float]]
+
+
+def _summed(measured: _Measured) -> _Sums:
     """The numbers of each thing that is measured, by the values of the labels."""
     sums: dict[str, dict[_Labels, float]] = defaultdict(dict)
     for values, numbers in measured:
@@ -101,10 +102,10 @@ def _divided(number: int | None, by: float) -> float | None:
 
 
 _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
-    ("version", "revision", "python", "profile"): {
-        "build_info": "Version and build of this agent; the value is 1."
+    ("version",): {
+        "build_info": "Version of this agent; the value is 1.",
+        "driver_info": "Version of the NVIDIA driver; the value is 1.",
     },
-    ("version",): {"driver_info": "Version of the NVIDIA driver; the value is 1."},
     ("condition",): {"ready": "1 for each condition of readiness that holds."},
     ("reason",): {"degraded": "1 for each failing check that pods do not notice."},
     ("gpu", "uuid", "model", "pci", "numa", "mode"): {
@@ -115,59 +116,31 @@ _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
         "slices": "Slices of each GPU in the kubelet's list by reported health.",
     },
     ("gpu", "condition", "cause", "action", "runbook"): {
-        "gpu_served": (
-            "1 while the health of a GPU lets new containers have it, else 0; runbook is the id to "
-            "look up."
-        )
+        "gpu_served": "1 while the GPU's health lets new containers have it, else 0."
     },
     ("gpu",): {
-        "gpu_health_since_timestamp_seconds": (
-            "Unix time at which the present condition of each GPU began."
-        ),
+        "gpu_health_since_timestamp_seconds": "Unix time at which the present condition began.",
         "slices_allocated": "Slices of each GPU that containers hold.",
-        "memory_allocated_bytes": (
-            "Bytes of each GPU allocated to pods that have not ended: taken for the next pod."
-        ),
+        "memory_allocated_bytes": "Bytes of each GPU allocated to pods that have not ended.",
         "memory_allocatable_bytes": "Bytes of each GPU that are registered, after scaling.",
         "gpu_utilization_ratio": "Share of the time in which a kernel ran, 0 to 1.",
-        "gpu_memory_utilization_ratio": (
-            "Share of the time in which memory was read or written, 0 to 1."
-        ),
+        "gpu_memory_utilization_ratio": "Share of the time in which memory was accessed, 0 to 1.",
         "gpu_memory_used_bytes": "Bytes of each GPU's memory in use by any process.",
     },
-    ("state",): {
-        "container_regions": (
-            "Containers by the state of HAMi-core's shared region, which says what they use."
-        )
-    },
+    ("state",): {"container_regions": "Containers by the state of HAMi-core's shared region."},
 }
 """The text of each family by its name without prefix, for each set of labels."""
 
 _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
     SHARE: {
-        "container_memory_allocated_bytes": (
-            "Bytes of each GPU's memory allocated to a container; none: it has no limit."
-        ),
-        "container_cores_allocated_ratio": (
-            "Share of each GPU's compute allocated to a container, 0 to 1; 0: it has no limit."
-        ),
+        "container_memory_allocated_bytes": "Bytes of a GPU allocated; none: no limit.",
+        "container_cores_allocated_ratio": "Share of a GPU's compute allocated; 0: no limit.",
         "container_slices_allocated": "Slices of each GPU allocated to a container.",
-        "container_memory_used_bytes": (
-            "Bytes of each GPU's memory that a container uses, as HAMi-core counts them."
-        ),
-        "container_memory_limit_bytes": (
-            "Bytes of each GPU's memory to which HAMi-core limits a container now."
-        ),
-        "container_utilization_ratio": (
-            "Share of each GPU's compute that a container uses, 0 to 1."
-        ),
-        "container_cores_limit_ratio": (
-            "Share of each GPU's compute to which HAMi-core limits a container now, 0 to 1."
-        ),
+        "container_memory_used_bytes": "Bytes of a GPU that a container uses, by HAMi-core.",
+        "container_utilization_ratio": "Share of a GPU's compute that a container uses, 0 to 1.",
     },
     CONTAINER: {
-        "container_idle_seconds": "Seconds since a process of a container last started a kernel.",
-        "container_processes": "Processes of a container that use its GPUs.",
+        "container_idle_seconds": "Seconds since a process of a container last started a kernel."
     },
     (*CONTAINER, "keeper", "policy"): {
         "container_limits_info": (
@@ -189,27 +162,21 @@ _FORMER: Final = {
 """The name that a family had up to and including 0.1.0. The next release serves both."""
 
 
-_Named: TypeAlias = Mapping[GpuUuid, str]
-"""The label of each GPU."""
-
-
-def _of_node(
-    build: BuildInfo, facts: StatusFacts, labels: _Named, counted: Collection[str]
-) -> _Measured:
+def _of_node(facts: StatusFacts, labels: _Named, counted: Collection[str]) -> _Measured:
     """The agent, its checks, and which GPU each label means: also others that are `counted`."""
-    yield (build.version, build.revision, build.python, build.profile), {"build_info": 1}
+    yield (facts.about.version,), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
 
     for check in facts.checks:
         yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
 
-    for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
+    for shared in facts.inventory.gpus:
         gpu, numa = shared.gpu, "" if shared.gpu.numa is None else str(shared.gpu.numa)
         named = (labels[gpu.uuid], gpu.uuid, gpu.name, gpu.pci, numa, shared.mode)
         yield named, {"gpu_info": 1}
 
-    # A row or a count may name a GPU that left before this process began: it has no other label.
+    # A row or a count may name a GPU that left the inventory: it has no other label.
     for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
         yield (uuid, uuid, "", "", "", ""), {"gpu_info": 1}
 
@@ -294,18 +261,13 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
 
         # HAMi has the time since the last kernel for each GPU, and the agent for the container.
         idle = None if use.idle is None else use.idle.total_seconds()
-        processes = use.processes if use.state is RegionState.READABLE else None
-        yield name, {"container_idle_seconds": idle, "container_processes": processes}
+        yield name, {"container_idle_seconds": idle}
 
         for gpu in use.gpus:
-            # No limit: 0 bytes, and 0 and 100 % of the compute.
-            is_limited = 0 < gpu.core_limit < UNLIMITED
             memory = gpu.memory
             numbers = {
                 "container_memory_used_bytes": memory.total,
-                "container_memory_limit_bytes": gpu.memory_limit or None,
                 "container_utilization_ratio": min(gpu.sm_percent, 100) / 100,
-                "container_cores_limit_ratio": gpu.core_limit / 100 if is_limited else None,
             }
             yield (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *name), numbers
 
@@ -350,69 +312,45 @@ _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "d
 _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]] = {
     HamiNames.CURRENT: {
         ("node", "device_index", "device_uuid", "device_type"): {
-            "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU device memory usage in bytes"),
-            "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU core utilization ratio (0-100)"),
+            "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU memory in use, in bytes"),
+            "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU utilization (0-100)"),
             "hami_host_gpu_memory_controller_utilization_ratio": (
                 "gpu_memory_busy",
-                "GPU memory controller utilization ratio (0-100)",
+                "GPU memory controller utilization (0-100)",
             ),
-            "hami_host_gpu_temperature_celsius": (
-                "gpu_celsius",
-                "GPU temperature in degrees Celsius",
-            ),
+            "hami_host_gpu_temperature_celsius": ("gpu_celsius", "GPU temperature"),
             "hami_host_gpu_power_usage_watts": ("gpu_watts", "GPU power draw in watts"),
             "hami_host_gpu_ecc_errors_total": ("gpu_ecc", "GPU ECC errors in its lifetime"),
         },
         ("namespace", "pod", "container", "vdevice_index", "device_uuid"): {
-            "hami_vgpu_memory_used_bytes": ("used", "vGPU device memory usage in bytes"),
-            "hami_vgpu_memory_limit_bytes": ("limit", "vGPU device memory limit in bytes"),
-            "hami_container_device_memory_bytes": (
-                "used",
-                "Container device memory usage in bytes",
-            ),
-            "hami_container_device_utilization_ratio": (
-                "busy",
-                "Container device SM utilization ratio",
-            ),
-            "hami_container_last_kernel_elapsed_seconds": (
-                "idle",
-                "Seconds since last kernel execution in container",
-            ),
-            "hami_vgpu_memory_context_bytes": (
-                "context",
-                "Container device memory context size in bytes",
-            ),
-            "hami_vgpu_memory_module_bytes": (
-                "module",
-                "Container device memory module size in bytes",
-            ),
-            "hami_vgpu_memory_buffer_bytes": (
-                "buffer",
-                "Container device memory buffer size in bytes",
-            ),
+            "hami_vgpu_memory_used_bytes": ("used", "vGPU memory in use, in bytes"),
+            "hami_vgpu_memory_limit_bytes": ("limit", "vGPU memory limit in bytes"),
+            "hami_container_device_memory_bytes": ("used", "vGPU memory in use, in bytes"),
+            "hami_container_device_utilization_ratio": ("busy", "vGPU utilization (0-100)"),
+            "hami_container_last_kernel_elapsed_seconds": ("idle", "Seconds since last kernel"),
+            "hami_vgpu_memory_context_bytes": ("context", "vGPU memory of contexts in bytes"),
+            "hami_vgpu_memory_module_bytes": ("module", "vGPU memory of modules in bytes"),
+            "hami_vgpu_memory_buffer_bytes": ("buffer", "vGPU memory of buffers in bytes"),
         },
     },
     HamiNames.LEGACY: {
         ("nodeid", "deviceidx", "deviceuuid", "devicetype"): {
-            "HostGPUMemoryUsage": ("gpu_used", "GPU device memory usage"),
-            "HostCoreUtilization": ("gpu_busy", "GPU core utilization"),
+            "HostGPUMemoryUsage": ("gpu_used", "GPU memory in use, in bytes"),
+            "HostCoreUtilization": ("gpu_busy", "GPU utilization (0-100)"),
         },
         ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"): {
-            "vGPU_device_memory_usage_in_bytes": ("used", "vGPU device usage"),
-            "vGPU_device_memory_limit_in_bytes": ("limit", "vGPU device limit"),
-            "Device_memory_desc_of_container": ("parts", "Container device memory description"),
-            "Device_utilization_desc_of_container": (
-                "busy",
-                "Container device utilization description",
-            ),
-            "Device_last_kernel_of_container": ("idle", "Container device last kernel description"),
+            "vGPU_device_memory_usage_in_bytes": ("used", "vGPU memory in use, in bytes"),
+            "vGPU_device_memory_limit_in_bytes": ("limit", "vGPU memory limit in bytes"),
+            "Device_memory_desc_of_container": ("parts", "vGPU memory, its parts as labels"),
+            "Device_utilization_desc_of_container": ("busy", "vGPU utilization (0-100)"),
+            "Device_last_kernel_of_container": ("idle", "Seconds since last kernel"),
         },
     },
 }
 """The names by the labels of a GPU, or of a container on one, each with its measure and text."""
 
 
-def _of_hami(names: HamiNames, build: BuildInfo, sums: _Sums) -> Iterator[Metric]:
+def _of_hami(names: HamiNames, version: str, sums: _Sums) -> Iterator[Metric]:
     if names is HamiNames.NONE:
         return
 
@@ -424,7 +362,7 @@ def _of_hami(names: HamiNames, build: BuildInfo, sums: _Sums) -> Iterator[Metric
 
     text = "hami build metadata exposed as labels with a constant value of 1."
     labels = ("build_date", "compiler", "go_version", "platform", "revision", "version")
-    yield _family("hami_build_info", text, labels, {("",) * 4 + (build.revision, build.version): 1})
+    yield _family("hami_build_info", text, labels, {("",) * 5 + (version,): 1})
 
 
 @dataclasses.dataclass(eq=False)
@@ -435,7 +373,6 @@ class AgentCollector(Collector):
     HAMi's series are served, too.
     """
 
-    build: BuildInfo
     facts: Callable[[], StatusFacts]
     services: Services = ((), (), ())
     names_pods: bool = True
@@ -445,7 +382,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
         facts, (tallies, durations, readings) = self.facts(), self.services
-        labels = gpu_labels(facts.inventory, facts.gone)
+        labels = gpu_labels(facts.inventory)
         running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
         rows = running if self.names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
@@ -461,7 +398,7 @@ class AgentCollector(Collector):
         states = Counter(use.state for use in uses)
         sums = _summed(
             itertools.chain(
-                _of_node(self.build, facts, labels, counted),
+                _of_node(facts, labels, counted),
                 _of_gpus(facts, labels),
                 (((one.value,), {"container_regions": states[one]}) for one in RegionState),
                 _of_rows(facts, labels, given),
@@ -475,7 +412,7 @@ class AgentCollector(Collector):
                     said = f"The former name of {PREFIX}{name}, in this release for the last time."
                     yield _family(PREFIX + former, said, names, sums[name])
 
-        yield from _of_hami(self.hami, self.build, sums)
+        yield from _of_hami(self.hami, facts.about.version, sums)
 
         for name, text, read in readings:
             yield GaugeMetricFamily(PREFIX + name, text, value=read())

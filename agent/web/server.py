@@ -9,13 +9,11 @@ the unix socket alone. The series of `/metrics` are in `metrics`, and the HTML o
 import asyncio
 import collections
 import contextlib
-import datetime as dt
 import hashlib
 import ipaddress
 import logging
 import os
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -30,23 +28,12 @@ from agent.errors import PermissionFault, cap, host_port
 from agent.kit.tasks import Allowance
 from agent.model import ReaderPolicy
 from agent.node import STANDBY, Check, degraded, is_ready
-from agent.status import (
-    StatusFacts,
-    allocations_of,
-    envelope,
-    gpus_of,
-    names_of,
-    node_of,
-    status_of,
-)
-from agent.web import page
+from agent.status import StatusFacts, envelope, status_of
+from agent.web.page import HTML, POLICY, page_html
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-PREFIX: Final = "/api/v1/"
-"""The page of this path answers for all paths below it."""
 
 KEPT: Final = 0.5
 """Seconds for which a document is reused."""
@@ -71,15 +58,12 @@ HEAD_TIMEOUT: Final = 3.0
 ANSWER_TIMEOUT: Final = 30.0
 """Seconds for a client to read the answer."""
 
-HEAD_LIMIT: Final = 16 * 1024
 LINE_LIMIT: Final = 4096
-"""Bytes of a whole head, and of one line of it."""
+"""Bytes of the first line of a request."""
 
 RECEIVE_LIMIT: Final = 64 * 1024
-"""Bytes after which reading stops: a connection has one request, whose head may have 16 KiB.
-
-By its own limits aiohttp would keep a head of 1 MB for each connection.
-"""
+"""Bytes after which reading stops: by its own limits aiohttp would keep a head of 1 MB for each
+connection, and more requests behind it."""
 
 STOP_TIMEOUT: Final = 2.0
 """Seconds for open answers at the end."""
@@ -115,17 +99,6 @@ Page = Callable[[web.BaseRequest], web.Response]
 Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
 """Answers a POST on the unix socket."""
 
-_PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
-    "status": ("Status", status_of),
-    "node": ("Node", node_of),
-    "gpus": ("Gpus", gpus_of),
-    "allocations": ("Allocations", allocations_of),
-    "refusals": ("Refusals", lambda facts: facts.refusals),
-    "changes": ("Changes", lambda facts: facts.changes),
-    "settings": ("Settings", lambda facts: facts.settings()),
-}
-"""The documents by the last part of their path, each with its kind."""
-
 
 def plain(status: int, text: str, **headers: str) -> web.Response:
     """An answer that is a sentence."""
@@ -158,67 +131,55 @@ class Reused(Generic[T]):
         return self._made
 
 
-class ReadApi:
-    """Answers GET of `/` and below `/api/v1/`, to those who may read what names pods.
+_Rendered: TypeAlias = tuple[bytes, bytes]
+"""An answer, and what of it does not change with the time, as JSON: a hash of it is the ETag."""
 
-    `facts` is read for each document, without waiting.
+
+def _page(facts: StatusFacts) -> _Rendered:
+    status = status_of(facts)
+    return page_html(status, facts.now).encode(), msgspec.json.encode(status)
+
+
+def _document(kind: str, read: Callable[[StatusFacts], object], facts: StatusFacts) -> _Rendered:
+    data = msgspec.json.encode(read(facts))
+    return envelope(kind, msgspec.Raw(data), facts.now), data
+
+
+_READ: Final[Mapping[str, Callable[[StatusFacts], _Rendered]]] = {
+    "/": _page,
+    "/api/v1/status": partial(_document, "Status", status_of),
+    "/api/v1/settings": partial(_document, "Settings", lambda facts: facts.settings()),
+}
+"""What names pods, by its path."""
+
+
+def reading_pages(
+    facts: Callable[[], StatusFacts], readers: ReaderPolicy = ReaderPolicy.LOCAL
+) -> dict[str, Page]:
+    """The page at `/` and the documents of `/api/v1`, for those who may read what names pods.
+
+    `facts` is read for each, without waiting. Whoever has the newest one gets 304.
     """
 
-    def __init__(
-        self, facts: Callable[[], StatusFacts], readers: ReaderPolicy = ReaderPolicy.LOCAL
-    ) -> None:
-        self._facts = facts
-        self._readers = readers
-        self._documents = {name: Reused(partial(self._render, name), KEPT) for name in _PARTS}
-        self._html = Reused(self._render_page, KEPT)
-
-    def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer a GET or HEAD: the page, a document, or 304 to a reader that has it."""
-        refused = refuse_reader(request, self._readers)
-        if refused is not None:
+    def answer(rendered: Reused[_Rendered], request: web.BaseRequest) -> web.Response:
+        if (refused := refuse_reader(request, readers)) is not None:
             return refused
 
-        if request.path == "/":
-            policy = {"Content-Security-Policy": page.POLICY, "Content-Type": page.HTML}
-            return web.Response(body=self._html.value(), headers=policy)
-
-        name, _, gpu = request.path.removeprefix(PREFIX).partition("/")
-        if name not in _PARTS or (gpu and name != "gpus"):
-            there = " ".join(PREFIX + part for part in _PARTS)
-            return plain(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
-
-        data, at, body, etag = self._documents[name].value()
-        if gpu and isinstance(data, tuple):
-            found = next((one for one in data if gpu in names_of(one)), None)
-            if found is None:
-                return plain(404, f"No GPU of this node is named {cap(gpu, 64)}.")
-
-            _, _, body, etag = _rendered("Gpu", found, at)
-
+        body, data = rendered.value()
+        headers = {"ETag": f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'}
         # The header may list several ETags, and a weak one is as good here.
-        if etag in request.headers.get("If-None-Match", ""):
-            return web.Response(status=304, headers={"ETag": etag})
+        if headers["ETag"] in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
 
-        return web.Response(body=body, content_type=JSON, headers={"ETag": etag})
+        headers["Content-Type"] = JSON
+        if request.path == "/":
+            headers |= {"Content-Security-Policy": POLICY, "Content-Type": HTML}
+        return web.Response(body=body, headers=headers)
 
-    def _render(self, name: str) -> "_Rendered":
-        facts = self._facts()
-        kind, read = _PARTS[name]
-        return _rendered(kind, read(facts), facts.now)
+    def reused(render: Callable[[StatusFacts], _Rendered]) -> Reused[_Rendered]:
+        return Reused(lambda: render(facts()), KEPT)
 
-    def _render_page(self) -> bytes:
-        facts = self._facts()
-        return page.page_html(status_of(facts), facts.settings(), facts.now).encode()
-
-
-_Rendered: TypeAlias = tuple[object, dt.datetime, bytes, str]
-"""The data of a document, its time, its JSON and its ETag, which is a hash without the time."""
-
-
-def _rendered(kind: str, data: object, at: dt.datetime) -> _Rendered:
-    encoded = msgspec.json.encode(data)
-    etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
-    return data, at, envelope(kind, msgspec.Raw(encoded), at), etag
+    return {path: partial(answer, reused(render)) for path, render in _READ.items()}
 
 
 def stands_by(_request: web.BaseRequest) -> web.Response:
@@ -298,21 +259,10 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
     return web.Response(status=status, text="\n".join(lines) + ending)
 
 
-class BuildInfo(msgspec.Struct, frozen=True):
-    """The versions of the agent, of Python and of the state file, and the report profile.
-
-    `revision` is the agent's commit, empty if unknown.
-    """
-
-    version: str
-    python: str
-    revision: str = ""
-    schema: str = ""
-    profile: str = "json"
-
-    def page(self, _request: web.BaseRequest) -> web.Response:
-        """Answer `/version`."""
-        return web.Response(body=msgspec.json.encode(self), content_type=JSON)
+def as_json(document: Mapping[str, str]) -> Page:
+    """A page that is always this document."""
+    body = msgspec.json.encode(document)
+    return lambda _request: web.Response(body=body, content_type=JSON)
 
 
 # The listeners, and the connections of each.
@@ -338,8 +288,8 @@ async def serve_port(
 ) -> AsyncIterator[int]:
     """Serve `pages` by path at a TCP port for the block; yield the port. 0: any free one.
 
-    The page of PREFIX answers for all paths below it. `near_by`: a second address for the same
-    port; without it the first one serves, too. Raises PermissionFault: `host` cannot be bound.
+    `near_by`: a second address for the same port; without it the first one serves, too. Raises
+    PermissionFault: `host` cannot be bound.
     """
     async with contextlib.AsyncExitStack() as stack:
         for address in filter(None, (host, near_by)):
@@ -370,57 +320,43 @@ async def serve_port(
 async def serve_socket(
     pages: Mapping[str, Page], path: Path, actions: Act | None = None
 ) -> AsyncIterator[None]:
-    """Serve `pages` at a unix socket for the block, as serve_port does.
+    """Serve `pages` at a unix socket for the block; make its directory (0750).
 
-    Only here `actions` are served: the kernel identifies the callers.
+    Only here `actions` are served: the kernel identifies the callers. A socket that is there was
+    left by a dead agent: the lock beside it lets one agent run at a time. At the end the file is
+    removed, unless it was replaced. Raises PermissionFault: it cannot be bound.
     """
     gate = ConnectionGate(pages, actions)
-    with unix_socket(path) as opened:
-        server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
-        log.info("web.listening", path=str(path))
+    try:
+        path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        server = await asyncio.get_running_loop().create_unix_server(
+            gate, path, start_serving=False
+        )
+        bound = _restrict(path)  # in time: no client can connect before it serves
+    except OSError as error:
+        raise PermissionFault(
+            f"{path} cannot be bound: {error.strerror or error}; remove a file that is in its "
+            "place, and let the agent's user own its directory."
+        ) from error
 
-        try:
-            yield
-        finally:
-            await gate.stop(server)
+    await server.start_serving()
+    log.info("web.listening", path=str(path))
+    try:
+        yield
+    finally:
+        await gate.stop(server)
+        _remove(path, bound)
 
 
-@contextlib.contextmanager
-def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """Bind a socket at `path`, not yet listening, for the block; make its directory (0750).
+def _restrict(path: Path) -> os.stat_result:
+    path.chmod(SOCKET_MODE)
+    return path.lstat()
 
-    A socket that is there was left by a dead agent: the lock beside it lets one agent run at a
-    time. At the end the file is removed, unless it was replaced. Raises PermissionFault: another
-    file is there, or the agent may not write the directory.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
-        try:
-            path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-            if path.is_symlink() or (path.exists() and not path.is_socket()):
-                raise PermissionFault(
-                    f"{path} is in the way of the socket and is not a socket: remove it."
-                )
 
-            path.unlink(missing_ok=True)
-            opened.setblocking(False)
-            opened.bind(str(path))
-
-            # No client can connect before listen(), so the mode is set in time.
-            path.chmod(SOCKET_MODE)
-            bound = path.lstat()
-        except OSError as error:
-            raise PermissionFault(
-                f"{path} cannot be bound: {error.strerror or error}; let the agent's user own its "
-                "directory."
-            ) from error
-
-        try:
-            yield opened
-        finally:
-            opened.close()
-            with contextlib.suppress(OSError):
-                if os.path.samestat(path.lstat(), bound):
-                    path.unlink()
+def _remove(path: Path, bound: os.stat_result) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.samestat(path.lstat(), bound):  # else the next agent serves there already
+            path.unlink()
 
 
 class _Guest(msgspec.Struct):
@@ -453,7 +389,7 @@ class ConnectionGate(web.Server):
         self._quiet = logging.getLogger(f"{__name__}.clients")
         self._quiet.setLevel(logging.CRITICAL)
         self._guests: dict[web.RequestHandler, _Guest] = {}  # oldest first
-        self._full, self._slow, self._failed = (Allowance(1, TELL_PERIOD) for _ in range(3))
+        self._full, self._failed = Allowance(1, TELL_PERIOD), Allowance(1, TELL_PERIOD)
 
     @override
     def __call__(self) -> web.RequestHandler:
@@ -484,18 +420,16 @@ class ConnectionGate(web.Server):
             held = collections.Counter(guest.source for guest in self._guests.values())
             held[source] += 1  # an address that has the most already gives way to itself
             greediest, most = held.most_common(1)[0]
-
             candidates = [
                 other
                 for other, guest in self._guests.items()
                 if most <= SHARE or guest.source == greediest
             ]
-
-            idle = (other for other in candidates if not self._guests[other].is_heard)
-            closed = self._close(next(idle, candidates[0]))
+            # The first of the least: the oldest one without a request, else the oldest.
+            closed = self._close(min(candidates, key=lambda other: self._guests[other].is_heard))
             tell(self._full, log.warning, "web.full", connections=CONNECTIONS, peer=closed.source)
 
-        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._too_slow, handler)
+        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._close, handler)
         self._guests[handler] = _Guest(transport, source, timer)
 
     @override
@@ -514,13 +448,12 @@ class ConnectionGate(web.Server):
             guest.is_heard = True
             guest.timer.cancel()
             loop = asyncio.get_running_loop()
-            guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
+            guest.timer = loop.call_later(ANSWER_TIMEOUT, self._close, request.protocol)
 
         try:
             return _ours(await self._respond(request))
         except Exception:
-            left_out = self._failed.admit()
-            if left_out is not None:
+            if (left_out := self._failed.admit()) is not None:
                 log.exception("web.failed", path=request.path, more=left_out)
 
             return _ours(plain(500, "This page failed; the agent's log says why."))
@@ -532,20 +465,13 @@ class ConnectionGate(web.Server):
         if self._actions is not None and request.method == "POST":
             return await self._actions(request)
 
-        if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
-            return plain(431, f"The head may have {HEAD_LIMIT} bytes.")
-
-        path = PREFIX if request.path.startswith(PREFIX) else request.path
-        if path not in self._pages:
+        if request.path not in self._pages:
             return plain(404, f"No such page. Pages: {' '.join(self._pages)}")
 
         if request.method not in {"GET", "HEAD"}:
             return plain(405, "Only GET and HEAD are answered.", Allow="GET, HEAD")
 
-        return self._pages[path](request)
-
-    def _too_slow(self, handler: web.RequestHandler) -> None:
-        tell(self._slow, log.info, "web.client_too_slow", peer=self._close(handler).source)
+        return self._pages[request.path](request)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
         guest = self._guests.pop(handler)

@@ -80,7 +80,6 @@ def joined(
         Connection(),
         SystemdSide(),
         asyncio.Event(),
-        asyncio.Event(),
         nothing_new,
     )
 

@@ -66,7 +66,6 @@ class SettingsRoom:
     disk: Disk = dataclasses.field(default_factory=MemoryDisk)
     systemd: SystemdSide = dataclasses.field(default_factory=SystemdSide)
     asked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    stop: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     told: list[NodeEvent] = dataclasses.field(default_factory=list)
     refreshed: list[int] = dataclasses.field(default_factory=list)
     ledger: Cell[Ledger] = dataclasses.field(default_factory=lambda: Cell(Ledger()))
@@ -87,7 +86,6 @@ class SettingsRoom:
             notifier=self.systemd,
             refresh=self._refresh,
             say=self.told.append,
-            stop=self.stop,
             ledger=self.ledger,
             calls=self.calls,
         )
@@ -101,7 +99,7 @@ class SettingsRoom:
     @property
     def trouble(self) -> str:
         """Why not all settings are in force."""
-        return "; ".join(map(str, self.service.faults.values()))
+        return str(self.service.fault or "")
 
     @property
     def split_count(self) -> int:
@@ -207,9 +205,8 @@ async def a_settings_node(
         host = (keeper.run, *room.tasks, node.take_lists)
         async with at_work(*host):
             await asyncio.sleep(0)
-            await room.service.settle()
-            if room.service.refusal is None:
-                keeper.found(scan)
+            await room.service.await_labels()
+            keeper.found(scan)
             await asyncio.sleep(0.01)
             async with at_work(watch.run, reporter.run):
                 await asyncio.sleep(SETTLED)

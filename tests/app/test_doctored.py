@@ -15,6 +15,7 @@ from aiohttp import web
 
 from agent.cli import doctor
 from agent.cli.doctor import Finding, NodeSeen
+from agent.ledger import Holding
 from agent.model import GpuFault, Scan, Trouble
 from agent.node import Check
 from agent.sandbox.hardware import described
@@ -23,6 +24,7 @@ from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import Settings
 from agent.status import AllocationStatus, NodeStatus, StatusDocument
+from agent.witness import PodResourcesWitness
 from tests.builders import NOON, a_gpu
 from tests.fakes.http import a_session
 
@@ -172,24 +174,30 @@ async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     assert (["wrong"], ["ok"], set()) == (of(there, "P-PLUGIN"), of(left, "P-PLUGIN"), wrong(left))
 
 
-async def test_containers_that_the_agent_answered_and_the_kubelet_has_no_record_of_are_named():
-    """It is as after a lost checkpoint."""
-    kubelet, answered = NOON - dt.timedelta(hours=1), NOON - dt.timedelta(hours=2)
+async def test_pods_that_the_agent_answered_and_the_kubelet_has_no_record_of_are_named():
+    """It is as after a lost checkpoint. What is not listed, such as init containers, is not."""
+    names = [*((f"p{number}", "main") for number in range(5)), ("p0", "init"), ("x", "y")]
     held = tuple(
-        AllocationStatus(
-            *("demo", f"p{number}", "main", ()), since=answered, confirmed=number == 0, ended=False
-        )
-        for number in range(5)
+        AllocationStatus("demo", *name, (), since=NOON - dt.timedelta(hours=2)) for name in names
     )
-    node = msgspec.structs.replace(READY.node, kubelet_since=kubelet)
-    agent = msgspec.structs.replace(READY, node=node, allocations=held)
+
+    async def listed(_: PodResourcesWitness) -> tuple[Holding, ...]:
+        booked = ({RESOURCE: frozenset({"a"})}, {}, {}, {}, {})
+        return tuple(
+            Holding("demo", f"p{number}", {"main": ids, "other": {}})
+            for number, ids in enumerate(booked)
+        )
+
+    agent = msgspec.structs.replace(READY, allocations=held)
     async with a_node() as cluster:
-        found = await examine(settings(cluster), agent=agent, groups=frozenset({"kubelet"}))
-        less = await examine(settings(cluster), agent=READY, groups=frozenset({"kubelet"}))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(PodResourcesWitness, "list", listed)
+            found = await examine(settings(cluster), agent=agent, groups=frozenset({"kubelet"}))
+            less = await examine(settings(cluster), agent=READY, groups=frozenset({"kubelet"}))
 
     (note,) = (one for one in found if one.check == "P-WITNESS")
-    assert ("note", True) == (note.verdict, "no record of 4 containers" in note.said)
-    assert note.said.endswith(": demo/p1/main, demo/p2/main, demo/p3/main and 1 more")
+    assert ("note", True) == (note.verdict, "no record of 4 pods" in note.said)
+    assert note.said.endswith(": demo/p1, demo/p2, demo/p3 and 1 more")
     assert ["ok"] == of(less, "P-WITNESS")
 
 

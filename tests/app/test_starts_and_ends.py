@@ -92,11 +92,9 @@ def test_what_cannot_be_read_of_the_former_agent_is_said_and_does_not_hold_up_th
     for name in (CURRENT, COPY):
         (host.root / "state" / name).write_text("{")
 
-    labelled = "{name: p, match: {labels: pool=a100}, sharing: {splitCount: 2}}"
+    assert 0 == host.run("scheduler: none", until="config.copied")
 
-    assert 0 == host.run(f"scheduler: none\nprofiles: [{labelled}]", until="config.copied")
-
-    warned = {"config.ignored", "state.recovered", "config.copy_unreadable"}
+    warned = {"state.recovered", "config.copy_unreadable"}
     assert {*warned, "agent.stopped"} <= host.said.keys()
     assert b"{" != (host.root / "state" / COPY).read_bytes()
 
@@ -113,18 +111,17 @@ def test_a_part_that_fails_again_and_again_ends_the_agent_as_a_defect(host, monk
     assert gave_up == host.said["agent.failed"]
 
 
-def test_a_wrong_entry_for_the_last_labels_ends_the_agent_with_the_reason(host):
+def test_a_wrong_entry_for_the_last_labels_is_said_and_ends_no_agent(host):
     selector = '"nodelabelselector": {"matchLabels": {"zone": "a"}}'
     entry = f'{{"nodeconfig": [{{{selector}, "operatingmode": "fast"}}]}}'
     (host.root / "n.json").write_text(entry)
     nodes = SourceFile("n.json", entry.encode())
     copy = LastGood("0.1.0", "node-a", {"zone": "a"}, node_config=nodes)
     (host.root / "state" / COPY).write_bytes(seal(LAST_GOOD_KIND, copy))
-    node = f"node: {{kubeconfig: {host.root}/kubeconfig}}"
+    own = f"scheduler: none\nfiles: {{nodeConfig: {host.root}/n.json}}"
 
-    assert 78 == host.run(f"{node}\nfiles: {{nodeConfig: {host.root}/n.json}}")
-    assert f"{host.root}/n.json:1:" in str(host.said["agent.failed"])
-    assert "event.not_posted" in host.said
+    assert 0 == host.run(own, until="config.rejected")
+    assert f"{host.root}/n.json:1:" in str(host.said["config.rejected"])
 
 
 def test_refused_settings_and_a_copy_without_a_way_to_the_api_server_are_both_said(host):
@@ -135,7 +132,7 @@ def test_refused_settings_and_a_copy_without_a_way_to_the_api_server_are_both_sa
 
     assert 78 == host.run("sharing: 7")
     assert f"{host.root}/absent" in str(host.said["agent.failed"])
-    assert f"{host.root}/own:1:10: sharing: " in str(host.said["config.rejected"])
+    assert f"{host.root}/own:1:10: keys and values" in str(host.said["config.rejected"])
 
 
 def test_a_standby_whose_port_is_taken_waits_all_the_same_and_stops_when_it_is_told(host):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from agent.cli.main import dispatch
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
-from agent.errors import ApiConflict
 from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.kube.objects import KubeApi
 from tests.builders import G1, G2, NODE
@@ -19,20 +17,10 @@ from tests.fakes.kubeworld import ModelWorld, model_world
 
 pytestmark = pytest.mark.looptime(False)
 
-REPORT, RENUMBERED = (
-    encode_register(
-        RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
-        for index, uuid in enumerate(uuids)
-    )
-    for uuids in ((G1, G2), (G2, G1))
+REPORT = encode_register(
+    RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
+    for index, uuid in enumerate((G1, G2))
 )
-
-
-class Typing(io.StringIO):
-    """A terminal on which somebody types."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @contextlib.asynccontextmanager
@@ -42,8 +30,8 @@ async def a_world(folder: Path, user: str = "admin", **notes: str) -> AsyncItera
         yield world
 
 
-async def run(world: ModelWorld, *words: str, yes: bool = True) -> int:
-    flags = ["--node", NODE, "--kubeconfig", str(world.kubeconfig), *(["-y"] if yes else [])]
+async def run(world: ModelWorld, *words: str) -> int:
+    flags = ["--node", NODE, "--kubeconfig", str(world.kubeconfig)]
     return await asyncio.to_thread(dispatch, [*words, *flags], {})
 
 
@@ -108,7 +96,7 @@ async def test_without_an_api_server_it_says_so(tmp_path: Path, capsys):
         await world.begin_outage()
         assert 3 == await run(world, "cordon", "0")
     assert 3 == await asyncio.to_thread(
-        dispatch, ["cordon", "0", "-y", "--node", "n", "--kubeconfig", "/none"], {}
+        dispatch, ["cordon", "0", "--node", "n", "--kubeconfig", "/none"], {}
     )
 
     outage, nowhere = capsys.readouterr().err.splitlines()
@@ -116,64 +104,22 @@ async def test_without_an_api_server_it_says_so(tmp_path: Path, capsys):
     assert "/none: cannot be read" in nowhere
 
 
-@pytest.mark.parametrize(("typed", "code", "written"), [("y\n", 0, G1), ("\n", 1, None)])
-async def test_on_a_terminal_it_asks_first(
-    typed, code, written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-):
-    monkeypatch.setattr("sys.stdin", Typing(typed))
-    async with a_world(tmp_path) as world:
-        assert code == await run(world, "cordon", "0", yes=False)
-        assert written == world.node_annotations().get(CORDON)
-
-    asked = capsys.readouterr().err
-    assert f"Cordon GPU 0 ({G1}) of Node {NODE}? " in asked
-    assert "pods that run there go on" in asked
-
-
-async def test_without_a_terminal_it_wants_to_be_told(
+async def test_a_change_between_read_and_write_is_kept_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    async with a_world(tmp_path) as world:
-        assert 2 == await run(world, "cordon", "0", yes=False)
-        assert {} == dict(world.model.journal.counts)
-
-    assert "hami-agent cordon: there is no terminal to ask on: give -y\n" == capsys.readouterr().err
-
-
-async def test_a_change_between_read_and_write_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    plain, rounds = KubeApi.get_node, iter(range(3))
+    plain = KubeApi.get_node
 
     async def get_node(api: KubeApi):
         seen = await plain(api)
-        if (number := next(rounds, None)) is not None:
-            world.edit_node({CORDON: f"GPU-{number}"})
+        world.edit_node({CORDON: "GPU-2"})
         return seen
 
     async with a_world(tmp_path) as world:
         monkeypatch.setattr(KubeApi, "get_node", get_node)
-        assert 0 == await run(world, "cordon", "0")
-
-        assert f"GPU-2,{G1}" == world.node_annotations()[CORDON]
-
-
-async def test_it_gives_up_after_five_conflicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-):
-    tries = []
-
-    async def refuse(*_: object) -> None:
-        tries.append(1)
-        raise ApiConflict("patch nodes: the Node changed", status=409)
-
-    monkeypatch.setattr(KubeApi, "annotate_node", refuse)
-    async with a_world(tmp_path) as world:
         assert 1 == await run(world, "cordon", "0")
 
-    assert 5 == len(tries)
-    assert "the Node changed" in capsys.readouterr().err
+        assert "GPU-2" == world.node_annotations()[CORDON]
+    assert "patch nodes" in capsys.readouterr().err
 
 
 async def test_json_says_what_was_done(tmp_path: Path, capsys):
@@ -193,36 +139,22 @@ async def test_the_node_comes_from_the_agents_settings_and_the_kubeconfig_from_w
 ):
     async with a_world(tmp_path) as world:
         environ = {"NODE_NAME": NODE, "KUBECONFIG": str(world.kubeconfig)}
-        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "0", "-y"], environ)
+        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "0"], environ)
         (tmp_path / ".kube").mkdir()
         world.kubeconfig.rename(tmp_path / ".kube/config")
         environ = {"NODE_NAME": NODE, "HOME": str(tmp_path)}
-        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
+        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1"], environ)
         # That of the agent's settings is of an account that may not write a cordon.
         environ = {"NODE_NAME": NODE, "HAMI_AGENT_NODE_KUBECONFIG": f"{tmp_path}/.kube/config"}
-        assert 3 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
+        assert 3 == await asyncio.to_thread(dispatch, ["cordon", "1"], environ)
 
         assert f"{G1},{G2}" == world.node_annotations()[CORDON]
-
-
-async def test_what_was_agreed_to_is_written_although_the_index_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def readline() -> str:
-        world.edit_node({REGISTER: RENUMBERED})
-        return "y\n"
-
-    monkeypatch.setattr("sys.stdin", typing := Typing())
-    monkeypatch.setattr(typing, "readline", readline)
-    async with a_world(tmp_path) as world:
-        assert 0 == await run(world, "cordon", "0", yes=False)
-        assert G1 == world.node_annotations()[CORDON]
 
 
 async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_path: Path, capsys):
     async with a_world(tmp_path) as world:
         environ = {"KUBECONFIG": f"/none:{world.kubeconfig}"}
-        words = ["cordon", "0", "-y", "--node", NODE]
+        words = ["cordon", "0", "--node", NODE]
         assert 3 == await asyncio.to_thread(dispatch, [*words, "--context", "other"], environ)
         assert 0 == await asyncio.to_thread(dispatch, words, environ)
 
@@ -232,10 +164,10 @@ async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_pa
 
 @pytest.mark.parametrize("home", ["", "/" + "x" * 300], ids=["none", "not-a-path"])
 def test_without_any_kubeconfig_it_says_how_to_give_one(home, capsys):
-    assert 3 == dispatch(["cordon", "0", "-y", "--node", NODE], {"HOME": home})
+    assert 3 == dispatch(["cordon", "0", "--node", NODE], {"HOME": home})
     assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
 
 
 def test_a_name_that_no_gpu_can_have_is_wrong_usage(capsys):
-    assert 2 == dispatch(["cordon", "a/b", "-y"], {})
+    assert 2 == dispatch(["cordon", "a/b"], {})
     assert "'a/b' is not an index or a UUID" in capsys.readouterr().err

@@ -191,7 +191,7 @@ def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, cap
     "verb",
     [
         *(("explain", "p"), ("explain", "p", "-n=a")),
-        *(("status", "--node=n"), ("cordon", "0", "-y", "--node=n")),
+        *(("status", "--node=n"), ("cordon", "0", "--node=n")),
     ],
 )
 @pytest.mark.parametrize(

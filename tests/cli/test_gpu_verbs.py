@@ -79,21 +79,17 @@ GPU 4 (GPU-4): it answered
 bad since 2026-09-01T12:00:00+00:00, {served}
 XID 48: double-bit ECC error [H-048]
 """
-FREE = "GPU-3: released; `hami-agent recheck` takes it back\n"
+FREE = "GPU-3: released until `hami-agent recheck GPU-3`\n"
 HELD = """\
-some of these GPUs: still held by pod ml/train-0: delete it first
-no new pod gets them; release them again until no pod is named
+still held by pod ml/train-0: delete it first
+GPU-3, GPU-4: not free yet, but no new pod gets it; release again later
 """
-BOTH = """\
-GPU-3: still held by pod ml/train-0: delete it first
-GPU-3: no new pod gets it, but the agent still holds it open: a call has not come back
-release it again later, or stop the agent for the work
-"""
-ALL_FREE = "GPU-3, GPU-4: released; `hami-agent recheck all` takes them back\n"
 OPEN = """\
-GPU-3: no new pod gets it, but the agent still holds it open: a call has not come back
-release it again later, or stop the agent for the work
+still open in the agent, which can be stopped for the work: a call has not come back
+GPU-3: not free yet, but no new pod gets it; release again later
 """
+BOTH = "still held by pod ml/train-0: delete it first\n" + OPEN
+ALL_FREE = "GPU-3, GPU-4: released until `hami-agent recheck all`\n"
 SERVED_TEXT, NOT_SERVED = (OTHER.format(served=word) for word in ("served", "not served"))
 NO_INDEX = SILENT.replace("GPU 3", "GPU of unknown index")
 GOOD, NUMBERLESS = RECHECKED | SERVED, RECHECKED | SERVED | {"gpu": None}

@@ -9,16 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.cli.output import (
-    Column,
-    OwnStream,
-    Unwritten,
-    shorten,
-    table,
-    terminal_width,
-    wide,
-    working,
-)
+from agent.cli.output import OwnStream, Unwritten, shorten, table, terminal_width, working
+from agent.kit.units import Column
 
 COLUMNS = (
     Column("GPU"),
@@ -61,15 +53,15 @@ def test_a_table_cuts_what_may_be_cut_then_leaves_out_and_never_wraps(rows, widt
 
 @given(st.lists(st.lists(st.text(max_size=30), min_size=4, max_size=4)), st.integers(4, 200))
 def test_no_line_is_wider_than_the_terminal(rows, width):
-    assert all(wide(line) <= width for line in table(COLUMNS, rows, width))
+    assert all(len(line) <= width for line in table(COLUMNS, rows, width))
 
 
 @given(st.text(), st.integers(1, 40))
 def test_a_shortened_text_fits_and_one_that_fits_is_unchanged(text, width):
     short = shorten(text, width)
 
-    assert wide(short) <= width
-    assert short == text or wide(text) > width
+    assert len(short) <= width
+    assert short == text or len(text) > width
 
 
 class FakeTerminal(io.StringIO):

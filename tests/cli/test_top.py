@@ -1,4 +1,4 @@
-"""`hami-agent top` on a terminal: what it shows, its keys, an agent that stops answering."""
+"""`hami-agent top` on a terminal: what it shows, its end, an agent that stops answering."""
 
 import contextlib
 import functools
@@ -6,7 +6,6 @@ import os
 import select
 import shutil
 import sys
-import termios
 
 import pytest
 
@@ -22,34 +21,27 @@ WORDS = ["top", "--socket", "/x/api.sock"]
 
 
 class FakeScreen:
-    """A terminal whose user presses one key after the other, then q."""
+    """A terminal whose user presses Ctrl-C when there are no more answers."""
 
-    def __init__(self, stack, monkeypatch, answers, keys=b"", lines=40, columns=100):
+    def __init__(self, stack, monkeypatch, answers, lines=40, columns=100):
         self.ours, theirs = os.openpty()
         stack.callback(os.close, self.ours)
-        stack.callback(os.close, theirs)
-        self.answers, self.keys = list(answers), [*keys, ord("q")]
-        self.before = termios.tcgetattr(theirs)
-        for name, mode in (("stdin", "r"), ("stdout", "w")):
-            stream = os.fdopen(os.dup(theirs), mode, encoding="utf-8")
-            monkeypatch.setattr(sys, name, stack.enter_context(stream))
+        self.answers = list(answers)
+        monkeypatch.setattr(sys, "stdout", stack.enter_context(os.fdopen(theirs, "w")))
         size = os.terminal_size((columns, lines))
         monkeypatch.setattr(shutil, "get_terminal_size", lambda: size)
         monkeypatch.setattr(status, "status_at", self.read)
         monkeypatch.setattr(select, "select", self.wait)
 
     def read(self, _):
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return StatusRead(answer, NOON, "/x/api.sock")
 
-    def wait(self, waiting, *_):
-        key = self.keys.pop(0)
-        if key == ord("-"):
-            return [], [], []  # the interval has passed
-        os.write(self.ours, bytes([key]))
-        return waiting, [], []
+    def wait(self, *_):
+        if not self.answers:
+            raise KeyboardInterrupt
 
     def written(self):
         """All that was written until now."""
@@ -63,7 +55,6 @@ class FakeScreen:
     def pictures(self, environ):
         """What was shown, one picture after the other, each with its lines."""
         assert 0 == dispatch(WORDS, environ)
-        assert self.before == termios.tcgetattr(sys.stdin), "the terminal is as it was"
         text = self.written()
         assert (True, True) == (text.startswith(status.OPENED), text.endswith(status.CLOSED))
         return [
@@ -81,10 +72,10 @@ def on_screen(monkeypatch):
 
 
 @pytest.mark.parametrize("environ", [{}, PLAIN])
-def test_gpus_and_containers_are_drawn_again_until_q(on_screen, environ):
-    pictures = on_screen([STATUS], b"-x").pictures(environ)
+def test_gpus_and_containers_are_drawn_again_until_it_is_interrupted(on_screen, environ):
+    pictures = on_screen([STATUS] * 3).pictures(environ)
 
-    assert 3 == len(pictures), "after the interval, and after another key"
+    assert 3 == len(pictures)
     for lines in pictures:
         assert 1 == sum("train-0" in line for line in lines)
         (bad,) = (line for line in lines if "BAD" in line)
@@ -93,8 +84,7 @@ def test_gpus_and_containers_are_drawn_again_until_q(on_screen, environ):
 
 def test_while_the_agent_does_not_answer_the_last_values_stay_and_their_age_is_said(on_screen):
     silent = Unreachable("/x/api.sock does not answer")
-    screen = on_screen([STATUS, silent, STATUS], b"--")
-    first, second, third = screen.pictures(PLAIN)
+    first, second, third = on_screen([STATUS, silent, STATUS]).pictures(PLAIN)
 
     assert "the values are of 12:00:00 UTC: /x/api.sock does not answer" == second[0]
     assert first == second[1:] == third
@@ -104,22 +94,8 @@ def test_what_does_not_fit_is_counted(on_screen):
     (lines,) = on_screen([STATUS], lines=6, columns=64).pictures(PLAIN)
 
     assert 6 == len(lines)
-    assert lines[-1].endswith("more lines: `hami-agent status --by pod`, q ends")
+    assert lines[-1].endswith("more lines: `hami-agent status --by pod`")
     assert 64 >= max(map(len, lines))
-
-
-@pytest.mark.parametrize("ended", [KeyboardInterrupt(), b""], ids=["Ctrl-C", "no terminal left"])
-def test_without_a_key_to_come_it_ends(monkeypatch, on_screen, ended):
-    def read(*_):
-        if isinstance(ended, BaseException):
-            raise ended
-        return ended
-
-    screen = on_screen([STATUS], b"x")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "read", read)
-        assert 0 == dispatch(WORDS, {})
-    assert status.CLOSED in screen.written()
 
 
 def test_without_an_agent_the_screen_is_left_as_it_is(on_screen, capfd):

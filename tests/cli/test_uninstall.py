@@ -115,10 +115,6 @@ def with_pods(world: ModelWorld) -> None:
     create_pod(world, "far", "another-node")
 
 
-SERVED = (
-    f"Node {NODE}: a device plugin serves {RESOURCE} there, as its kubelet reports, and would "
-    "write again: stop it first; --force uninstalls anyway"
-)
 OTHER_RESOURCE = ("--resource-name", "other.com/gpu")
 
 
@@ -127,14 +123,10 @@ OTHER_RESOURCE = ("--resource-name", "other.com/gpu")
     [
         (with_pods, (), "(gpus/a, gpus/b, gpus/c and 2 more)"),
         (with_pods, OTHER_RESOURCE, ""),
-        (serving("True", "8"), (), SERVED),
-        (serving("False", "1k"), (), SERVED),
-        (serving("True", "80"), OTHER_RESOURCE, ""),
-        *((serving("True", amount), (), "") for amount in ("0", "many", None)),
-        (serving("Unknown", "8"), (), ""),
+        (serving("True", "8"), (), ""),
     ],
 )
-async def test_while_pods_or_a_plugin_are_there_it_must_be_forced(
+async def test_while_pods_are_there_it_must_be_forced(
     world: ModelWorld,
     flags: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -155,27 +147,6 @@ async def test_while_pods_or_a_plugin_are_there_it_must_be_forced(
     assert 0 == await uninstalled(*flags, "--force")
     assert world.node_annotations() == KEPT
     assert 0 == await uninstalled(*flags), "there is nothing left to refuse"
-
-
-async def test_a_kubelet_has_time_to_report_that_the_plugin_ended(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    serving = [True, True, False]
-
-    async def node(*_: object) -> NodeLeftovers:
-        return NodeLeftovers(NODE, (REGISTER,), has_kubelet=True, served=serving.pop(0))
-
-    monkeypatch.setattr(KubeLeftovers, "node", node)
-    monkeypatch.setattr("agent.cli.node.PAUSE", 0.0)
-
-    assert 0 == await uninstalled(*flags)
-
-    assert f"report that no plugin serves: {NODE}\n" in capsys.readouterr().err
-    assert [] == serving
-    assert REGISTER not in world.node_annotations()
 
 
 async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
@@ -287,20 +258,7 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
         (["--all-nodes"], {}, 2, "go together"),
         (["--all-nodes", "--namespace", "a"], {}, 2, "go together"),
         (["--selector", "a=b"], {}, 2, "go together"),
-        ([*EVERYWHERE, "--force"], {"KUBECONFIG": "/none"}, 2, "--force would have no effect"),
-        (
-            [*EVERYWHERE, "--node-name", "a", "--split-count", "9"],
-            {"KUBECONFIG": "/none"},
-            2,
-            "--node-name, --split-count would have no effect",
-        ),
-        (
-            [*EVERYWHERE, "--config", "a.yaml", "--mig-strategy", "none"],
-            {"KUBECONFIG": "/none"},
-            2,
-            "--config, --mig-strategy would have no effect",
-        ),
-        (EVERYWHERE, {}, 2, "give --kubeconfig, or set KUBECONFIG"),
+        (EVERYWHERE, {}, 3, "give --kubeconfig, set KUBECONFIG"),
         ([*EVERYWHERE, "--kubeconfig", "/none"], {}, 3, "/none: cannot be read"),
         # In a pod its own account comes before the variable.
         (
@@ -392,7 +350,11 @@ async def test_agents_pods_and_plugins_keep_their_nodes(
     two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
-    two.store.create("nodes", node_object("c", allocatable={"gpus.example/one": "80"}))
+    offered = (("True", "80"), ("False", "1k"), ("Unknown", "8"), ("True", "0"), ("True", "many"))
+    for name, (ready, amount) in zip("cdefg", offered, strict=True):
+        two.store.create(
+            "nodes", node_object(name, ready, allocatable={"gpus.example/one": amount})
+        )
     create_pod(two, "agent-1", "a")
     create_pod(two, "another-1", "b")
 
@@ -401,9 +363,10 @@ async def test_agents_pods_and_plugins_keep_their_nodes(
     out = sorted(capsys.readouterr().out.splitlines())
     assert out[0].startswith("a: something is left: its agent has not ended")
     assert "(pod agent-1): clean it by hand" in out[0]
-    assert "c: skipped: a device plugin serves gpus.example/one there" == out[2]
-    kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abc"]
-    assert [NOTES, KEPT, NOTES] == kept
+    skipped = "skipped: a device plugin serves gpus.example/one there"
+    assert [f"c: {skipped}", f"d: {skipped}"] == out[2:4]
+    kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abcdefg"]
+    assert [NOTES, KEPT, NOTES, NOTES, KEPT, KEPT, KEPT] == kept
 
 
 async def test_an_untouched_node_costs_no_request_and_one_that_is_gone_is_told_apart(

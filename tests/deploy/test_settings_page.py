@@ -1,5 +1,6 @@
 """SETTINGS.md has every setting, with all its names, in words that a new type must bring along."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 from agent import setting as kinds
 from agent.setting import Field
 from agent.settings.files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
-from agent.settings.reading import FOREIGN, LASTING
-from agent.settings.schema import BY_KEY, FIELDS, SECTIONS
+from agent.settings.reading import FOREIGN, LASTING, flag_of
+from agent.settings.schema import BY_KEY, FIELDS
 from deploy import render, settings_page
 from tests.shape import tree
 
@@ -24,6 +25,7 @@ ENTRIES = dict(ENTRY.findall(REFERENCE))
 DOCUMENTS = [str(p) for p in tree.files() if p.suffix == ".md" and p.name != "CHANGELOG.md"]
 NVIDIAS = {"sharing.mps", "sharing.timeSlicing"}
 """Keys of NVIDIA's plugin."""
+SECTIONS = {field.key.partition(".")[0] for field in FIELDS}
 
 
 def flat(text: str) -> str:
@@ -62,9 +64,9 @@ def test_every_key_of_hamis_files_stands_at_its_setting():
 
 def test_what_is_accepted_without_effect_is_named():
     (section,) = re.findall(r"^## Without effect here\n(.*)", REFERENCE, re.MULTILINE | re.DOTALL)
-    names = {name for one in FOREIGN for name in (one.variable, *one.flags) if name}
+    names = {*FOREIGN, *map(flag_of, FOREIGN), *itertools.chain(*WITHOUT_EFFECT.values())}
 
-    assert names | set(WITHOUT_EFFECT) <= set(re.findall(r"`([^`]+)`", section))
+    assert names <= set(re.findall(r"`([^`]+)`", section))
 
 
 def test_what_changes_only_on_a_drained_node_is_what_the_agent_keeps_while_pods_hold_slices():

@@ -63,7 +63,6 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "slices": SliceList(1, tuple(_group(n, each) for n in range(gpus))),
         "ledger": Ledger(rows=tuple(rows)),
         "newest": lambda uuid: next(iter(_samples(uuid)[-1:]), None),
-        "history": _samples,
         "used": _use_of(rows).get,
         "changes": _changes(text),
         "refusals": _refusals(text),

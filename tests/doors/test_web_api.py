@@ -26,15 +26,12 @@ from agent.health.watch import GpuRelease, Recheck
 from agent.kit.cell import Cell
 from agent.ledger import Decider, JournalEntry, KubeletEpoch, Ledger, Row
 from agent.model import (
-    NO_INDEX,
     Condition,
     GpuFault,
-    GpuSample,
     Inventory,
     Probe,
     ProbeOutcome,
     ReaderPolicy,
-    Sampled,
     SliceGroup,
     SliceList,
     slice_id,
@@ -51,7 +48,7 @@ from agent.status import (
 )
 from agent.web import server
 from agent.web.page import page_html
-from agent.web.server import PREFIX, ReadApi, refuse_reader, serve_port, serve_socket
+from agent.web.server import reading_pages, refuse_reader, serve_port, serve_socket
 from tests.builders import (
     EPOCH,
     G1,
@@ -87,7 +84,6 @@ async def data(path, **parts):
 
 
 GOLDEN = Path("tests/golden/api.txt")
-PARTS = ("node", "gpus", "allocations", "refusals", "changes", "settings")
 
 
 async def golden_lines() -> list[str]:
@@ -97,12 +93,16 @@ async def golden_lines() -> list[str]:
     node = msgspec.structs.replace(node, settings=lambda: busy().settings()[:4], **entries)
     lines = []
     async with reading(lambda: node) as client:
-        for part in (*PARTS, "gpus/1"):
+        for part in ("status", "settings"):
             async with client.get(f"/api/v1/{part}") as answer:
                 made = await answer.json()
             kind, data = f"{made['apiVersion']} {made['kind']}", made["data"]
             lines.append(f"{kind} {made['generatedAt']}")
-            lines += [json.dumps(one) for one in (data if isinstance(data, list) else [data])]
+            for name, value in data.items() if isinstance(data, dict) else [("", data)]:
+                lines += [name] * bool(name)
+                lines += [
+                    json.dumps(one) for one in (value if isinstance(value, list) else [value])
+                ]
         async with client.get("/api/v1/status") as answer:
             found, _ = open_envelope(await answer.read(), "Status", StatusDocument)
     assert (4, 4, 2, 4) == tuple(
@@ -120,67 +120,40 @@ async def test_each_document_of_a_busy_node(golden):
     assert golden == await golden_lines()
 
 
-async def test_the_history_is_thirty_means_of_thirty_seconds():
-    ages = {1: 40, 10: 60, 35: 80, 10_000: 99}
-    samples = [
-        Sampled(NOON - dt.timedelta(seconds=age), GpuSample(G1, percent, None, 1024))
-        for age, percent in ages.items()
-    ]
-    (gpu,) = await data("gpus", history=lambda _: samples)
-
-    history = gpu["history"]
-    assert (30, 30, "2026-09-01T12:00:30Z") == (
-        history["periodSeconds"],
-        len(history["gpuPercent"]),
-        history["until"],
-    )
-    assert [None, 80, 50, None] == history["gpuPercent"][-4:]
-    assert [None, 1024, 1024, None] == history["usedMib"][-4:]
-
-
 async def test_a_list_is_answered_whole_whatever_is_asked_of_it():
     entries = tuple(msgspec.structs.replace(ENTRY, pod=f"p{number}") for number in range(600))
-    found = await data("refusals?limit=2&continue=4", refusals=entries)
+    found = await data("status?limit=2&continue=4", refusals=entries)
 
-    assert [entry.pod for entry in entries] == [entry["pod"] for entry in found]
+    assert [entry.pod for entry in entries] == [entry["pod"] for entry in found["refusals"]]
     assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
         await data("settings")
     )
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "said"),
-    [
-        ("nothing", 404, "/api/v1/status"),
-        ("node/x", 404, "/api/v1/status"),
-        ("gpus/9", 404, "No GPU of this node is named 9"),
-        ("gpus/%1b%5b2J", 404, "\N{REPLACEMENT CHARACTER}[2J"),
-    ],
-)
-async def test_what_is_not_there_is_said_in_a_sentence(path, status, said):
+@pytest.mark.parametrize("path", ["nothing", "status/x", "gpus/%1b%5b2J"])
+async def test_what_is_not_there_is_said_with_what_is(path):
     async with reading(facts) as client, client.get(f"/api/v1/{path}") as answer:
-        assert status == answer.status
-        assert said in await answer.text()
+        assert (404, True) == (answer.status, "/api/v1/status" in await answer.text())
 
 
-@pytest.mark.parametrize("path", ["status", "refusals", "gpus/3"])
+@pytest.mark.parametrize("path", ["/api/v1/status", "/", "/api/v1/settings"])
 async def test_what_did_not_change_is_not_sent_again(path, monkeypatch):
     monkeypatch.setattr(server, "KEPT", 0.0)
     looks = itertools.count()
     promised = lambda: a_shared_gpu(gpu=a_gpu(uuid=G1, index=3), registered_mib=next(looks) // 3)  # noqa: E731
     made = lambda: facts(inventory=an_inventory(gpus=[promised()]))  # noqa: E731
     async with reading(made) as client:
-        async with client.get(f"/api/v1/{path}") as answer:
+        async with client.get(path) as answer:
             known = {"If-None-Match": f'"x", {answer.headers["ETag"]}'}
-        async with client.get(f"/api/v1/{path}", headers=known) as answer:
+        async with client.get(path, headers=known) as answer:
             assert (304, b"") == (answer.status, await answer.read())
-        async with client.head(f"/api/v1/{path}", headers={"If-None-Match": '"x"'}) as answer:
+        async with client.head(path, headers={"If-None-Match": '"x"'}) as answer:
             assert 200 == answer.status
-        async with client.get(f"/api/v1/{path}", headers=known) as answer:
-            assert (304 if path == "refusals" else 200) == answer.status
+        async with client.get(path, headers=known) as answer:
+            assert (304 if path.endswith("settings") else 200) == answer.status
 
 
-@pytest.mark.parametrize("path", ["status", "allocations", "gpus", "gpus/3"])
+@pytest.mark.parametrize("path", ["/api/v1/status", "/"])
 async def test_many_readers_cost_one_look_whatever_they_ask(path, monkeypatch):
     looks = []
 
@@ -191,24 +164,15 @@ async def test_many_readers_cost_one_look_whatever_they_ask(path, monkeypatch):
     monkeypatch.setattr(server, "KEPT", 60.0)
     async with reading(made) as client:
         for first in range(5):
-            async with client.get(f"/api/v1/{path}?continue={first}&limit={first}") as answer:
+            async with client.get(f"{path}?continue={first}&limit={first}") as answer:
                 assert 200 == answer.status
 
     assert 1 == len(looks)
 
 
-async def test_a_gpu_without_an_index_is_not_named_none():
-    unknown = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1, index=NO_INDEX))])
-    async with reading(lambda: facts(inventory=unknown)) as client:
-        for name, status in (("None", 404), (G1, 200)):
-            async with client.get(f"/api/v1/gpus/{name}") as answer:
-                assert status == answer.status
-
-
-@pytest.mark.parametrize("path", ["/api/v1/node", "/"])
+@pytest.mark.parametrize("path", ["/api/v1/status", "/"])
 async def test_a_browser_that_was_led_here_by_another_name_reads_nothing(path):
-    pages = dict.fromkeys((PREFIX, "/"), ReadApi(facts).answer)
-    async with client_of(pages) as client:
+    async with reading(facts) as client:
         for host, status in {
             "evil.example": 403,
             "evil.example:9394": 403,
@@ -460,7 +424,7 @@ async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_mee
     mib = 60000 if seen.ended else 130000
     cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
     found = document(seen)
-    page = page_html(found, (), NOON)
+    page = page_html(found, NOON)
 
     assert mib == promised(seen.ledger, seen.table, GPU).memory_mib
     assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_allocated_bytes")
@@ -543,17 +507,6 @@ def test_until_the_agent_has_read_a_new_kubelet_it_says_nothing_of_earlier_answe
     assert (said, False) == (before.confirmed, later.confirmed)
 
 
-def test_a_gpu_that_does_not_answer_says_until_when_it_is_offered():
-    silent = a_health(condition=Condition.UNMONITORED, cause="driver", since=NOON)
-    gpus = [
-        a_shared_gpu(health=msgspec.structs.replace(silent, serving=serving))
-        for serving in (True, False)
-    ]
-    found = gpus_of(facts(inventory=an_inventory(gpus=gpus), driver_hang=60.0))
-
-    assert [NOON + dt.timedelta(minutes=1), None] == [gpu.offered_until for gpu in found]
-
-
 ENTRY = JournalEntry(NOON, "HA-2005", "there is no lock", namespace="ns", pod="late")
 
 
@@ -568,7 +521,6 @@ def facts(**parts) -> StatusFacts:
         slices=SliceList(1, (SliceGroup(G1, (slice_id(G1, 0), slice_id(G1, 1)), True, 0),)),
         ledger=Ledger((a_row(shares=(a_share(),)),)),
         newest=lambda _: None,
-        history=lambda _: (),
         used=lambda _: None,
         changes=(),
         refusals=(ENTRY,),
@@ -581,7 +533,7 @@ def facts(**parts) -> StatusFacts:
 
 def reading(made, policy=ReaderPolicy.LOCAL):
     """A client of a server whose facts are `made()`."""
-    return client_of({PREFIX: ReadApi(made, policy).answer})
+    return client_of(reading_pages(made, policy))
 
 
 if __name__ == "__main__":

@@ -26,16 +26,7 @@ from tests.builders import (
     a_uuid,
     an_inventory,
 )
-from tests.doors.metrics_page import (
-    BUILD,
-    GOLDEN,
-    a_node,
-    counts,
-    facts,
-    golden_lines,
-    samples,
-    scrape,
-)
+from tests.doors.metrics_page import GOLDEN, a_node, counts, facts, golden_lines, samples, scrape
 from tests.doors.web_client import serving
 from tests.fakes.regions import RegionReading
 
@@ -154,7 +145,6 @@ async def test_a_region_without_numbers_is_counted_by_its_state_also_where_no_po
     assert {(state.value,): 1 for state in RegionState} | {("unreadable",): 2} == await samples(
         "container_regions", node, names_pods=False
     )
-    assert {("main", "team-a", "pod-2"): 0} == await samples("container_processes", node)
 
 
 async def test_prometheus_reads_the_page_whatever_it_accepts():
@@ -167,7 +157,7 @@ async def test_prometheus_reads_the_page_whatever_it_accepts():
 
 async def test_all_types_pass_the_parser_of_openmetrics_and_no_series_comes_twice():
     registry = CollectorRegistry()
-    registry.register(AgentCollector(BUILD, a_node, counts(), hami=HamiNames.BOTH))
+    registry.register(AgentCollector(a_node, counts(), hami=HamiNames.BOTH))
     text = generate_latest(registry).decode()
     families = {family.name: family for family in parse_open(text)}
 
@@ -213,7 +203,7 @@ def test_whatever_regions_say_no_series_is_there_twice_and_none_is_of_another_gp
         for row, gpus in zip(rows, regions, strict=True)
     }
     cells = facts(an_inventory(count=2), rows=rows, used=found.get)
-    page = AgentCollector(BUILD, lambda: cells, hami=HamiNames.BOTH).collect()
+    page = AgentCollector(lambda: cells, hami=HamiNames.BOTH).collect()
     named = [
         (sample.name, *sorted(sample.labels.items()))
         for family in page
@@ -228,9 +218,7 @@ def test_whatever_regions_say_no_series_is_there_twice_and_none_is_of_another_gp
 def a_reading(gpus):
     """A region with one process, whose container wrote what it liked."""
     process = RegionProcess(
-        slot=0,
         pid=1,
-        host_pid=0,
         memory=tuple(MemoryUse(part, part, part, total) for _, _, _, part, total in gpus),
         sm_percent=tuple(total for *_, total in gpus),
     )

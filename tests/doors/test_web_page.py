@@ -21,13 +21,12 @@ from agent.status import (
     GpuStatus,
     LockStatus,
     NodeStatus,
-    SettingStatus,
     ShareStatus,
     StatusDocument,
     status_of,
 )
 from agent.web.page import ENTRIES, ROWS, page_html
-from agent.web.server import HEADERS, KEPT, ReadApi, stands_by
+from agent.web.server import HEADERS, KEPT, reading_pages, stands_by
 from tests.builders import NOON
 from tests.doors.page_facts import busy
 from tests.doors.web_client import FakePeer, client_of
@@ -52,7 +51,7 @@ def page(**changes):
 
 
 def html_of(facts):
-    return page_html(status_of(facts), facts.settings(), facts.now)
+    return page_html(status_of(facts), facts.now)
 
 
 # What the agent does not know, and shares of plain mode.
@@ -80,7 +79,7 @@ UNKNOWN = StatusDocument(
         ),
     ),
     gpus=(
-        GpuStatus("GPU-0", mode="mps", condition="ok", obstacles=("it is withheld",)),
+        GpuStatus("GPU-0", condition="ok", obstacles=("it is withheld",)),
         GpuStatus("GPU-1", index=1, condition="unmonitored", used_mib=2048, sellable_mib=4096),
     ),
     allocations=(
@@ -95,19 +94,14 @@ UNKNOWN = StatusDocument(
         AllocationStatus("ns", "done", "main", shares=PAIR[:1], ended=True),
     ),
 )
-UNKNOWN_SETTINGS = (
-    SettingStatus("x", None, "f", pending=True),
-    SettingStatus("y", value=False, origin="default"),
-    SettingStatus("z", ["a", "b"], "default"),
-)
 
 
 def golden_page():
     """A busy node, and one of which little is known, as they are read without any script."""
     facts = busy(gpus=4, each=2)
     few = {"changes": facts.changes[:4], "refusals": facts.refusals[:2]}
-    node = page(gpus=4, each=2, settings=lambda: facts.settings()[:4], **few)
-    unknown = page_html(UNKNOWN, UNKNOWN_SETTINGS, NOON)
+    node = page(gpus=4, each=2, **few)
+    unknown = page_html(UNKNOWN, NOON)
     return [*HtmlTree(node).lines, "=" * 9, *HtmlTree(unknown).lines]
 
 
@@ -123,7 +117,6 @@ def test_without_any_script_everything_is_there():
 def named(text):
     """A page with that text in every place where the cluster's text stands."""
     facts = busy(gpus=2, each=2, name=lambda number: f"{text}{number}", text=text)
-    settings = (SettingStatus(text, text, text), SettingStatus("a", [text], "default"))
     notes = {MUTEX_LOCK: f"not a lock {text}"}
     return html_of(
         msgspec.structs.replace(
@@ -131,7 +124,6 @@ def named(text):
             about=msgspec.structs.replace(facts.about, name=text, resource=text, kubelet=text),
             checks=(Check("state", ok=False, text=text),),
             node=NodeView("n", "u", "1", annotations=notes),
-            settings=lambda: settings,
             changes=facts.changes[:4],
             refusals=facts.refusals[:4],
         )
@@ -159,11 +151,9 @@ def distinct(entries, times):
 def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
     facts = busy(gpus=40, each=40, name=lambda number: f"{LONG}{number}", text=LONG)
     checks = tuple(Check(f"{LONG}{n}", ok=False, text=LONG) for n in range(50))
-    many = tuple(SettingStatus(f"{LONG}{n}", LONG, LONG) for n in range(310))
     facts = msgspec.structs.replace(
         facts,
         checks=checks,
-        settings=lambda: many,
         changes=distinct(facts.changes, 9),
         refusals=distinct(facts.refusals, 9),
     )
@@ -172,14 +162,8 @@ def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
     text = HtmlTree(found).text
 
     assert len(found.encode()) < LARGEST
-    for shown, count, path in (
-        (ROWS, 1600, "api/v1/allocations"),
-        (ENTRIES, 108, "api/v1/refusals"),
-        (ENTRIES, 180, "api/v1/changes"),
-        (ROWS, 310, "api/v1/settings"),
-        (ENTRIES, 50, "readyz?verbose"),
-    ):
-        assert f"The first {shown} of {count}. All of them: {path}" in text
+    for shown, count in ((ROWS, 1600), (ENTRIES, 108), (ENTRIES, 180), (ENTRIES, 54)):
+        assert f"The first {shown} of {count}. All of them: api/v1/status" in text
 
 
 def test_equal_entries_are_one_with_their_number_and_what_else_they_are_about():
@@ -189,25 +173,22 @@ def test_equal_entries_are_one_with_their_number_and_what_else_they_are_about():
     text = HtmlTree(html_of(msgspec.structs.replace(node, changes=tuple(changes)))).text
 
     assert 1 == text.count("it does not answer")
-    lost = "GpuUnhealthy GPU 0 is lost: it does not answer [H-LOST]"
+    lost = "GpuUnhealthy: GPU 0 is lost: it does not answer [H-LOST]"
     assert f"{lost} (8 times; also GPU 1, GPU 2, GPU 3, GPU 4, GPU 5 and 2 more)" in text
     assert "research/probe-0/main: " in text
     assert "(12 times; also research/probe-1/main" in text
 
 
-def test_an_empty_node_says_so_and_since_when_nothing_happened():
-    facts = msgspec.structs.replace(busy(gpus=0), refusals=(), changes=())
-    text = HtmlTree(html_of(facts)).text
-    young = msgspec.structs.replace(facts, journal_since=facts.now)
+def test_an_empty_node_says_so():
+    text = HtmlTree(html_of(msgspec.structs.replace(busy(gpus=0), refusals=(), changes=()))).text
 
     assert 2 == text.count("There are none.")
     assert 2 == text.count("None.")
-    assert 2 == HtmlTree(html_of(young)).text.count("None since 17:04:07 UTC.")
 
 
 def reading(made=busy, policy=ReaderPolicy.LOCAL):
     """A client of a server of the page of `made()`."""
-    return client_of({"/": ReadApi(made, policy).answer})
+    return client_of(reading_pages(made, policy))
 
 
 @pytest.mark.looptime(False)
@@ -258,7 +239,7 @@ async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
         asked.append(asyncio.get_running_loop().time())
         return busy(gpus=1)
 
-    door = ReadApi(made, ReaderPolicy.ALL).answer
+    door = reading_pages(made, ReaderPolicy.ALL)["/"]
     bodies = set()
     for _ in range(3):
         for _ in range(20):

@@ -42,7 +42,7 @@ async def client_of(pages):
 class FakePeer:
     """A GET from an address."""
 
-    def __init__(self, peer, path="/api/v1/node", host="10.0.0.7:9394"):
+    def __init__(self, peer, path="/api/v1/status", host="10.0.0.7:9394"):
         self.path = path
         self.headers = {"Host": host}
         self.transport = self

@@ -125,7 +125,7 @@ def a_region(*uuids: str, **fields) -> Region:
     return msgspec.structs.replace(new, **fields)
 
 
-def a_process(*memory: int, sm: int = 0, pid: int = 1, slot: int = 0) -> RegionProcess:
+def a_process(*memory: int, sm: int = 0, pid: int = 1) -> RegionProcess:
     """A process that uses so many bytes of each GPU and `sm` percent of each."""
     used = tuple(MemoryUse(buffer=size, total=size) for size in memory)
-    return RegionProcess(slot, pid, 0, memory=used, sm_percent=(sm,) * len(memory))
+    return RegionProcess(pid, memory=used, sm_percent=(sm,) * len(memory))

@@ -19,8 +19,16 @@ from typing import Final
 
 import pytest
 
-from agent.hami.region import HEAD_SIZE, NoRegion, Region, RegionChange, RegionState, recognise
-from agent.usage import ContainerProcesses, HostRegions, read_region
+from agent.hami.region import (
+    HEAD_SIZE,
+    NoRegion,
+    Region,
+    RegionChange,
+    RegionState,
+    read_region,
+    recognise,
+)
+from agent.usage import ContainerProcesses, HostRegions
 from tests.fakes import cuda_process
 from tests.fakes.cuda_stub import CudaStub
 from tests.fakes.offload import Inline

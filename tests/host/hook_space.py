@@ -152,9 +152,9 @@ def renaming(leaf: Path, *more: str) -> Iterator[None]:
             running.kill()
 
 
-async def cleared(dirs: HostHookDirs, *, again: bool = True) -> Cleared:
+async def cleared(dirs: HostHookDirs) -> Cleared:
     """What the last part of the removal says, when no more can go."""
-    done = await dirs.clear(again=again)
+    done = await dirs.clear()
     while done.more:
-        done = await dirs.clear(again=False)
+        done = await dirs.clear()
     return done

@@ -89,37 +89,22 @@ def test_a_file_that_a_runtime_takes_defines_its_devices(given):
         b"{",
         b"\x00",
         b"\xff\xfe\x00",
-        b"[" * 100_000,
-        b"- " * 100_000,
-        b"a: " * 100_000,
         b"- a\n- b\n",
         b"text",
         b"? [a]: b\n",
         b"devices: *unknown\n",
         json.dumps(spec()).encode()[:-20],
-        spec(cdiVersion=""),
-        {key: value for key, value in spec().items() if key != "cdiVersion"},
         {key: value for key, value in spec().items() if key != "kind"},
         spec(devices=[]),
         spec(devices={"a": A}),
         spec(devices="GPU-a"),
         spec(devices=None),
-        spec(A, A),
-        spec(A, {"name": "GPU-b"}),
-        spec(A, {"name": "GPU-b", "containerEdits": {}}),
-        spec(A, {"name": "GPU-b", "containerEdits": {"env": []}}),
-        spec(A, {"name": "GPU-b", "containerEdits": None}),
-        spec(A, {"name": "GPU-b", "containerEdits": ["env"]}),
         spec(A, {"containerEdits": {"env": ["A=1"]}}),
-        spec(A, {**B, "name": ""}),
-        spec(A, {**B, "name": "MIG-GPU-a/1/0"}),
-        spec(A, {**B, "name": "b-"}),
-        spec(A, {**B, "name": ["GPU-b"]}),
         spec(A, None),
         spec(A, "GPU-b"),
     ],
 )
-def test_a_file_that_a_runtime_drops_defines_nothing(given):
+def test_a_malformed_file_defines_nothing(given):
     assert set() == names(given)
 
 
@@ -169,18 +154,6 @@ def test_the_files_of_both_directories_count_whatever_else_lies_there(cdi, stati
     os.mkfifo(dynamic / "g.json")
 
     assert {"GPU-a", "GPU-b"} == cdi.defined
-
-
-def test_a_device_that_one_directory_has_twice_is_not_found(cdi, static, dynamic):
-    for name in ("a.json", "b.json"):
-        write(static / name, A)
-    write(static / "c.json", B)
-    assert {"GPU-b"} == cdi.defined
-
-    write(dynamic / "a.json", A)
-    assert {"GPU-b"} == cdi.defined, "nor where the other directory has it, too"
-    (static / "b.json").unlink()
-    assert {"GPU-a", "GPU-b"} == cdi.defined, "once in each: the last wins"
 
 
 def test_each_change_is_seen(cdi, static, dynamic):

@@ -8,7 +8,6 @@ import pytest
 import structlog
 
 from agent.errors import StateError
-from agent.host import system
 from agent.host.system import Worker
 
 pytestmark = pytest.mark.looptime(False)
@@ -39,20 +38,6 @@ async def test_work_is_done_in_order():
             group.create_task(worker.call(done.append, number))
 
     assert list(range(50)) == done
-
-
-async def test_a_call_is_refused_when_too_much_waits(monkeypatch):
-    monkeypatch.setattr(system, "MOST_CALLS", 2)
-    gate = threading.Event()
-    async with Worker("disk") as worker, asyncio.TaskGroup() as group:
-        group.create_task(worker.call(gate.wait, 30))
-        await asyncio.sleep(0.05)  # it has begun
-        for _ in range(2):
-            group.create_task(worker.call(int))
-        await asyncio.sleep(0)
-        with pytest.raises(StateError, match="too much to do"):
-            await worker.call(int)
-        gate.set()
 
 
 async def test_work_whose_caller_left_is_not_begun():

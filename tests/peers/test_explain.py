@@ -194,7 +194,7 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
     # A read under way, of the Node as it was, would answer the handshake that the cordon removes.
     await until_taken_in(cluster)
 
-    cordoned = await verb(cluster, "cordon", "0", "--node", NODE, "-y")
+    cordoned = await verb(cluster, "cordon", "0", "--node", NODE)
 
     assert 0 == cordoned.code, cordoned.errors
     await until_taken_in(cluster, sound)
@@ -210,7 +210,7 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
     assert (0, None, "CardNotHealth") == (held.code, held.blocked, held.gate("running")["reason"])
 
     with frozen(cluster.parts["kube-scheduler"]):
-        opened = await verb(cluster, "uncordon", "0", "--node", NODE, "-y")
+        opened = await verb(cluster, "uncordon", "0", "--node", NODE)
         waits = await explain(cluster, "shut-out")
     assert 0 == opened.code, opened.errors
     assert (None, "E-RETRY") == (waits.blocked, waits.gate("placement")["reason"])

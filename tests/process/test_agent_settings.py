@@ -32,13 +32,12 @@ def test_the_settings_are_shown_with_their_origin():
 def test_the_profile_that_the_page_shows_is_checked_and_taken(tmp_path: Path):
     (example,) = re.findall(r"^```\n(sharing:\n.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     (file := tmp_path / "config.yaml").write_text(example)
-    command = [str(file) if word == "FILE..." else word for word in told("config check")]
+    command = [str(file) if word == "FILE" else word for word in told("config check")]
 
     checked = run(*command)
 
     assert 0 == checked.returncode, checked.stderr
     assert checked.stdout.endswith("ok\n")
-    assert "the profile big" in checked.stderr
 
 
 def test_all_files_of_a_node_are_checked_together(tmp_path: Path):
@@ -46,19 +45,18 @@ def test_all_files_of_a_node_are_checked_together(tmp_path: Path):
     contents = {
         "config.yaml": "sharing: {splitCount: 20}\n",
         "device-config.yaml": "nvidia: {deviceMemoryScaling: 1.5}\n",
-        "config.json": '{"nodeconfig": [{"name": "a", "devicesplitcount": 5}]}\n',
+        "config.json": '{"nodeconfig": [{"name": "gpu-1", "devicesplitcount": 5}]}\n',
     }
-    verb, check, *names = inline.split()
-    assert list(contents) == names
+    words = inline.split()
+    assert set(contents) <= set(words)
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
 
-    checked = run(verb, check, *(str(tmp_path / name) for name in names))
+    checked = run(*(str(tmp_path / word) if word in contents else word for word in words))
 
     assert 0 == checked.returncode, checked.stderr
-    assert re.search(
-        r"^a\n +sharing\.splitCount +5 .*\n +sharing\.memoryScaling +1\.5 ", checked.stdout
-    )
+    shown = [line.split()[:2] for line in checked.stdout.splitlines()]
+    assert [["sharing.splitCount", "5"], ["sharing.memoryScaling", "1.5"]] == shown[-3:-1]
 
 
 MIGRATION_TEXT = (ROOT / "MIGRATION.md").read_text()

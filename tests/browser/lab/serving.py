@@ -4,12 +4,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from agent.status import StatusFacts
-from agent.web.server import PREFIX, ReadApi, serve_port
+from agent.web.server import reading_pages, serve_port
 
 
 @contextlib.asynccontextmanager
 async def serving_page(facts: Callable[[], StatusFacts]) -> AsyncIterator[str]:
     """The address."""
-    answer = ReadApi(facts).answer
-    async with serve_port({"/": answer, PREFIX: answer}, "127.0.0.1", 0) as port:
+    async with serve_port(reading_pages(facts), "127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}"

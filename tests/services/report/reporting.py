@@ -68,7 +68,7 @@ class Reporting:
         held = {} if self.api.node is None else self.api.node.annotations
         report = report_of(inventory, held, self.settings.value)
         if inventory.gpus:
-            return report is not None and report.is_said
+            return report is not None and not report.changes
         known = read_register(held.get(REGISTER))
         return bool(known) and not any(gpu.healthy for gpu in known)
 

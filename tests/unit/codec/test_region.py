@@ -4,14 +4,7 @@ import struct
 
 import pytest
 
-from agent.hami.region import (
-    HEAD_SIZE,
-    LAYOUTS,
-    LEGACY_SIZE,
-    RegionOffsets,
-    RegionState,
-    count_slots,
-)
+from agent.hami.region import HEAD_SIZE, LAYOUTS, RegionOffsets, RegionState
 from tests.hami_regions import read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)
@@ -32,13 +25,6 @@ def crowd(offsets: RegionOffsets, processes: int, gpus: int) -> bytearray:
     struct.pack_into("<Q", content, offsets.gpu_count, gpus)
     struct.pack_into("<i", content, offsets.tail, processes)
     return content
-
-
-@pytest.mark.parametrize("size", [LEGACY_SIZE, LEGACY_SIZE + 1])
-def test_the_legacy_layout_is_refused_by_name(size):
-    reading = read_bytes(bytearray(size))
-
-    assert "it has the legacy layout of HAMi's builds of early 2024" == reading.reason
 
 
 @EACH
@@ -73,7 +59,8 @@ def test_a_uuid_that_is_none_is_refused_wherever_it_is(offsets, uuid, index):
     at = offsets.uuids + 96 * index
     content[at : at + 96] = uuid.ljust(96, b"\0")
 
-    assert f"the UUID of its GPU {index} is not one of NVIDIA's" == read_bytes(content).reason
+    reason = f"no layout of HAMi-core has its size of {len(content)} bytes and its first fields"
+    assert reason == read_bytes(content).reason
 
 
 @EACH
@@ -81,7 +68,10 @@ def test_a_uuid_that_is_none_is_refused_wherever_it_is(offsets, uuid, index):
     ("raw", "count"), [(-(2**31), 0), (-1, 0), (0, 0), (2, 2), (1024, 1024), (2**31 - 1, 1024)]
 )
 def test_the_process_count_is_clamped(offsets, raw, count):
-    assert count == count_slots(struct.pack("<i", raw))
+    content = crowd(offsets, 1024, 2)
+    struct.pack_into("<i", content, offsets.tail, raw)
+
+    assert count == len(read_bytes(content).region.processes)
 
 
 @EACH
@@ -113,18 +103,4 @@ def test_a_slot_without_a_process_is_left_out(offsets, pid, status):
     struct.pack_into("<i", content, offsets.slots, pid)
     struct.pack_into("<i", content, offsets.slots + offsets.status, status)
 
-    assert [1] == [process.slot for process in read_bytes(content).region.processes]
-
-
-@EACH
-def test_where_the_number_of_gpus_was_never_written_those_in_use_are_read(offsets):
-    content = two(offsets)
-    struct.pack_into("<Q", content, offsets.gpu_count, 0)
-    content[offsets.uuids : offsets.memory_limits] = bytes(16 * 96)
-
-    region = read_bytes(content).region
-
-    assert [("", 8388608000), ("", 3145728000)] == [
-        (gpu.uuid, gpu.memory_limit) for gpu in region.gpus
-    ]
-    assert [2, 2] == [len(process.memory) for process in region.processes]
+    assert 1 == len(read_bytes(content).region.processes)

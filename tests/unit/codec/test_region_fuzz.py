@@ -8,14 +8,14 @@ import pytest
 from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
-    LEGACY_SIZE,
     MAX_GPUS,
     MAX_PROCESSES,
     MAX_USES,
     NoRegion,
     RegionOffsets,
+    read_region,
 )
-from agent.usage import read_region, use_of
+from agent.usage import use_of
 from tests.hami_regions import region_file
 from tests.unit.codec.test_region import TWO
 from tests.unit.core.usage.test_use import NOW, reading
@@ -37,7 +37,7 @@ WORDS = (
     2**64 - 1,
     19920718,
 )
-SIZES = (0, 1, 4, 11, 12, HEAD_SIZE, LEGACY_SIZE, LEGACY_SIZE + 1, 10 << 30, 2**63 - 1)
+SIZES = (0, 1, 4, 11, 12, HEAD_SIZE, 804680, 804681, 10 << 30, 2**63 - 1)
 
 
 class RegionTenant:

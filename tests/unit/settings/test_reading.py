@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,7 +97,7 @@ async def test_a_file_that_does_not_answer_is_refused_by_its_name(
 
     found = await reading.look(Sources(None, {}, flags), Hanging(name, monkeypatch))
 
-    assert f"{tmp_path}/{name}: was not read within 30 s; check the" in str(found.refusal)
+    assert f"{tmp_path}/own.yaml, or a file of HAMi's, was not read" in str(found.refusal)
     assert reading.DEADLINE == asyncio.get_running_loop().time() - began
     again = await reading.look(Sources(None, {}, flags), Hanging(name, monkeypatch), found)
     assert found is again, "it was told"
@@ -115,7 +114,7 @@ async def test_a_thread_that_hangs_elsewhere_lets_no_change_go_unread_in_silence
 
     found = await reading.look(sources, Blocked(), last)
 
-    assert f"{tmp_path}/own.yaml: was not read within 30 s" in str(found.refusal)
+    assert f"{tmp_path}/own.yaml, or a file of HAMi's, was not read" in str(found.refusal)
     assert found is await reading.look(sources, Blocked(), found)
     back = await reading.look(sources, Inline(), found)
     assert (last.sources, str(last.refusal)) == (back.sources, str(back.refusal))
@@ -150,23 +149,20 @@ def test_hamis_files_are_named_by_each_source(tmp_path, monkeypatch, own, enviro
     ("file", "content", "says"),
     [
         ("own", None, "own: cannot be read: No such file"),
-        ("own", b"x: " + 300_000 * b"y", "own: is larger than 256 KiB"),
+        ("own", b"x: " + 1_100_000 * b"y", "own: is larger than 1024 KiB"),
         ("d", None, "d: cannot be read: No such file"),
-        ("d", b"[{x: y\x00\xff" * 120_000, "d: is larger than"),
         ("n", b"[{x: y\x00\xff" * 140_000, "n: is larger than"),
-        ("d", b"[{x: y\x00\xff", "d:1:7: is not UTF-8"),
+        ("d", b"[{x: y\x00\xff", "d: is not UTF-8"),
         (300 * "x", None, "File name too long; check the path and its rights"),
         ("/proc/self/mem", None, "/proc/self/mem: cannot be read: Input/output error"),
         ("loop", None, "loop: cannot be read: Too many levels"),
         ("here", None, "here: cannot be read: Is a directory"),
-        ("pipe", None, "pipe: is a pipe, which may block for ever; name a regular file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path, file, content, says):
     path = tmp_path / file
     (tmp_path / "here").mkdir()
     (tmp_path / "loop").symlink_to("loop")
-    os.mkfifo(tmp_path / "pipe")
     if content is not None:
         path.write_bytes(content)
     flags = {"d": {"--device-config": str(path)}, "n": {"--nodeconfig": str(path)}}
@@ -227,19 +223,22 @@ def test_without_a_copy_the_start_is_refused_and_none_is_spoken_of(sources, tmp_
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1, "written_by'])
-def test_refused_sources_and_a_damaged_copy_are_both_told_in_one_sentence(
-    sources, tmp_path, keep, content: bytes
-):
+def test_refused_sources_with_a_damaged_copy_are_refused(sources, tmp_path, keep, content: bytes):
     (tmp_path / "own.yaml").write_text(BAD)
     (tmp_path / "state" / COPY).write_bytes(content)
 
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match=r"own\.yaml:1:23"):
         begin(sources)
 
-    bad, copy = str(caught.value).split("; the last good settings cannot be used either: ")
-    assert bad.startswith(f"{tmp_path}/own.yaml:1:23: ")
-    assert copy.startswith(f"{tmp_path}/state/settings.json: ")
-    assert "\n" not in copy
+
+async def test_refused_sources_with_a_copy_that_does_not_answer_are_refused(
+    sources, tmp_path, keep
+):
+    keep()
+    (tmp_path / "own.yaml").write_text(BAD)
+
+    with pytest.raises(SettingsError, match=r"own\.yaml:1:23"):
+        await reading.begin(sources, Inline(), Blocked())
 
 
 def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):
@@ -267,4 +266,4 @@ async def test_a_file_that_does_not_answer_gives_way_to_the_copy(
     start = await reading.begin(sources, Hanging("own.yaml", monkeypatch), Inline())
 
     assert 4 == split_count(start)
-    assert f"{tmp_path}/own.yaml: was not read within 30 s" in str(start.refusal)
+    assert f"{tmp_path}/own.yaml, or a file of HAMi's, was not read" in str(start.refusal)

@@ -42,26 +42,27 @@ OWN = [
             ("a: @b\n", "1:4", "found character that cannot start"),
             ("a: b: c\n", "1:5", "mapping values are not allowed"),
             # a scalar that its type cannot hold
-            ("node: {name: 2026-99-99}", "1:14: node.name", ""),
-            ("node: {name: !!binary x}", "1:14: node.name", ""),
+            ("node: {name: 2026-99-99}", "1:14", ""),
+            ("node: {name: !!binary x}", "1:14", ""),
         ]
     ),
-    ("a: " + "[" * 30_000, "1:23: nested deeper than 20 levels"),
-    ("a: 1\nb: x\x01y\n", "2:5: is not UTF-8 text, or has a control character"),
+    ("a: " + "[" * 30_000, "1:23: no settings file needs aliases, or more than 20 levels"),
     # no settings file
     ("- a\n- b\n", "1:1: keys and values are expected here, not a list"),
     ("1: 2", "1:1: a text key is expected, not `1`"),
-    ("sharing: &a {splitCount: 1}\nother: *a\n", "2:8: aliases are not allowed"),
-    ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "21:41: nested deeper than 20"),
-    ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),
-    ("node: !!python/object:os.system {}", "1:7: node: keys and values are expected here"),
+    ("sharing: &a {splitCount: 1}\nother: *a\n", "2:8: no settings file needs aliases"),
+    (
+        "".join(f"{'  ' * n}k{n}:\n" for n in range(25)),
+        "21:41: no settings file needs aliases, or more than 20",
+    ),
+    ("node: {name: a, name: b}", "1:17: the key `name` stands here twice"),
+    ("node: !!python/object:os.system {}", "1:7: keys and values are expected here"),
     # a template that was not rendered
-    ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
-    ("apiVersion: v1\nkind: ConfigMap\n", "1:1: this is a Kubernetes object, not a settings"),
+    ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: not valid YAML"),
     # keys
     ("sharing:\n  splitCuont: 4\n", "2:3: unknown setting sharing.splitCuont; `hami-agent"),
     ("sharing.splitCount: 5", "1:1: unknown setting sharing.splitCount"),
-    ("sharing: 7", "1:10: sharing: keys and values are expected here, not `7`"),
+    ("sharing: 7", "1:10: keys and values are expected here, not `7`"),
     # values
     *(
         (
@@ -75,9 +76,9 @@ OWN = [
             ("sharing", "splitCount", "[true]", "a whole number, found a list"),
             ("sharing", "memoryScaling", ".nan", "a number"),
             ("sharing", "memoryScaling", "-1", "0.01 to 10"),
-            ("sharing", "filterUUIDs", "4", "a list of texts"),
-            ("sharing", "filterIndexes", "[-1]", "GPU indexes, found -1"),
-            ("sharing", "filterIndexes", '["x"]', "GPU indexes, found 'x'"),
+            ("sharing", "filterUUIDs", "4", "a list, found `4`"),
+            ("sharing", "filterIndexes", "[-1]", "GPU indexes, found a list"),
+            ("sharing", "filterIndexes", '["x"]', "GPU indexes, found a list"),
             ("sharing", "filterIndexes", f'["{200_000 * " "}x"]', "GPU indexes, found"),
             ("sharing", "operatingMode", "mi", "one of hami-core, mps, mig"),
             ("sharing", "resourceName", "gpu", "a name like nvidia.com/gpu"),
@@ -95,7 +96,7 @@ OWN = [
                 ("allocation", "cdiAnnotationPrefix", prefix, "text like cdi")
                 for prefix in ("a b", "cdi.k8s.io", "a/b/")
             ),
-            ("allocation", "deviceListStrategy", "[x]", f"one or more of {STRATEGIES}, found 'x'"),
+            ("allocation", "deviceListStrategy", "[x]", f"one of {STRATEGIES}, found a list"),
             ("report", "profile", "colon-7", "one of json, colon, found `colon-7`"),
             ("health", "driverHang", "2 s", "a duration such as 500ms, 2s, 10m or 1h, found `2 s`"),
             ("health", "driverHang", "2h", "1s to 1h, found `2h`"),
@@ -105,101 +106,77 @@ OWN = [
         ]
     ),
     ("scheduler: volcano", "1:12: scheduler: expected one of hami, none"),
-    ("scheduler:", "1:11: scheduler: expected one of hami, none, found nothing"),
     # profiles
     *(
         (f"profiles: [ {profile} ]", f"1:{column}: {says}")
         for profile, column, says in [
             *(
-                (profile, 13, "profiles[0]: a profile needs `name`, and `nodes` or `labels` under")
+                (profile, 13, "a profile needs `name`, and `nodes` or `labels` under")
                 for profile in ("{match: {nodes: [a]}}", "{name: p}", "{name: p, match: {}}")
             ),
-            ("{name: p, match: {node: [a]}}", 31, "unknown setting match.node"),
+            (
+                "{name: p, match: {node: [a]}}",
+                31,
+                "a profile cannot set match.node; SETTINGS.md names",
+            ),
             ("{name: 3, match: {nodes: [a]}}", 20, "name: expected text in quotes, found `3`"),
             ("{name: '', match: {nodes: [a]}}", 20, "name: expected a text that is not empty"),
-            (
-                "{name: p, match: {nodes: [a], nodes: [b]}}",
-                43,
-                "profiles[0].match: the key `nodes`",
-            ),
-            ("{name: p, match: {nodes: []}}", 38, "match.nodes: expected one or more names of"),
-            ("{name: p, match: {nodes: [3]}}", 38, "match.nodes: expected one or more names of"),
-            ("{name: p, match: {labels: 'a b'}}", 13, "profiles[0]: 'a b' is not a"),
-            (
-                "{name: p, match: {nodes: [a]}}, {name: p, match: {nodes: [b]}}",
-                45,
-                "profiles[1]: the profile p is defined twice",
-            ),
+            ("{name: p, match: {nodes: [a], nodes: [b]}}", 43, "the key `nodes`"),
+            ("{name: p, match: {nodes: []}}", 38, "match.nodes: expected"),
+            ("{name: p, match: {nodes: [3]}}", 38, "match.nodes: expected"),
+            ("{name: p, match: {labels: 'a b'}}", 39, "match.labels: 'a b' is not a valid"),
         ]
     ),
     *(
         (f"profiles: [ {{name: p, match: {{nodes: [a]}}, {more}}} ]", f"1:{column}: {says}")
         for more, column, says in [
-            ("web: {port: 1}", 44, "a profile cannot set web, which"),
+            ("web: {port: 1}", 44, "a profile cannot set web; SETTINGS.md names"),
             ("sharing: {resourceName: a.b/c}", 54, "a profile cannot set sharing.resourceName"),
             ("sharing: {splitCount: 0}", 66, "sharing.splitCount: expected 1 to 3000, found `0`"),
         ]
     ),
 ]
-WHOLE = "a whole number "
-NUMBER = "a number is expected"
+COUNT, SCALE = "sharing.splitCount: expected ", "sharing.memoryScaling: expected "
 DEVICES = [
     *(
-        (f"{{{key}: {value}}}", f"{len(key) + 12}: nvidia.{key}: {says}")
+        (f"{{{key}: {value}}}", f"{len(key) + 12}: {says}")
         for key, value, says in [
-            ("deviceSplitCount", "'10'", "a whole number from 0 is expected, not `10`"),
-            ("deviceSplitCount", "[1]", "a whole number from 0 is expected, not a l"),
-            *(("deviceSplitCount", value, WHOLE) for value in ("5.5", "1e400", ".inf", "'1:30'")),
-            # what is another scalar to yaml.v2
-            *(("deviceSplitCount", value, WHOLE) for value in ("1.5e0", "1e1", "1E1", "0o17")),
-            *(("deviceSplitCount", value, WHOLE) for value in ("08", "1:30")),
-            *(("deviceMemoryScaling", value, NUMBER) for value in ("1.5e0", "1e1", "1:30.5")),
-            ("preConfiguredDeviceMemory", "1e+06", WHOLE),
-            ("deviceSplitCount", "-1", "a whole number from 0 is expected, not `-1`"),
-            *(("deviceMemoryScaling", value, NUMBER) for value in ("much", ".nan", "1e999")),
-            *(("deviceMemoryScaling", value, NUMBER) for value in ("2001-01-01", "[1.5]", "yes")),
-            ("overwriteEnv", "1", "true or false is expected, not `1`"),
-            ("overwriteEnv", "'yes'", "true or false is expected"),
-            (
-                "defaultMemory",
-                "2147483648",
-                "a whole number of 32 bits is expected, not `2147483648`",
+            ("deviceSplitCount", "[1]", f"{COUNT}a whole number, found a list"),
+            *(
+                ("deviceSplitCount", value, COUNT)
+                for value in ("x", "5.5", "1e400", ".inf", "'1:30'", "1.5e0", "1e1", "0o17")
             ),
-            ("resourceCountName", "[x]", "text is expected, not a list"),
+            ("deviceSplitCount", "-1", f"{COUNT}1 to 3000, found `-1`"),
+            ("deviceSplitCount", "0", f"{COUNT}1 to 3000, found `0`"),
+            *(
+                ("deviceMemoryScaling", value, SCALE)
+                for value in ("much", ".nan", "1e999", "2001-01-01", "[1.5]", "yes", "1:30.5")
+            ),
+            ("defaultMemory", "2147483648", "sharing.defaultMemoryMiB: expected -2147483648 to "),
+            ("resourceCountName", "[x]", "sharing.resourceName: expected text, found a list"),
+            ("disableCoreLimit", "2", "library.disableCoreLimit: expected true or false"),
         ]
     ),
-    ("{deviceSplitCount: 0}", "28: sharing.splitCount: expected 1 to 3000, found 0"),
     ('{libCudaLogLevel: "\\0"}', "27: library.cudaLogLevel: expected text of UTF-8"),
-    ("{1: x}", "10: nvidia: a text key is expected, not `1`"),
-    ("{migProfileAllowlist: [{models: x}]}", "41: nvidia.migProfileAllowlist[0].models: a list is"),
-    (
-        "{knownMigGeometries: [{allowedGeometries: [[{count: x}]]}]}",
-        f"61: nvidia.knownMigGeometries[0].allowedGeometries[0][0].count: {WHOLE}",
-    ),
-    (
-        "{overwriteEnv: yes, overwriteEnv: no}",
-        "29: nvidia: the key `overwriteEnv` stands here twice",
-    ),
+    ("{1: x}", "10: a text key is expected, not `1`"),
+    ("{overwriteEnv: yes, overwriteEnv: no}", "29: the key `overwriteEnv` stands here twice"),
 ]
 NODES = [
-    ('{"name":1}', "24: nodeconfig[0].name: text is expected, not `1`"),
-    ('{"devicememoryscaling":NaN}', "39: nodeconfig[0].devicememoryscaling: a number is"),
-    (f'{{"devicecorescaling":-{GREAT}}}', "37: nodeconfig[0].devicecorescaling: a number is exp"),
-    (f'{{"devicesplitcount":{5000 * "1"}}}', "36: nodeconfig[0].devicesplitcount: "),
-    ('{"devicesplitcount":0.5}', "36: nodeconfig[0].devicesplitcount: a whole number from 0 is"),
-    ('{"enablenumatopology":"true"}', "38: nodeconfig[0].enablenumatopology: true or false is"),
-    (
-        '{"filterdevices":{"index":[-1]}}',
-        "43: nodeconfig[0].filterdevices.index[0]: a whole number from 0 is",
-    ),
-    ('{"name":"a","Name":"b"}', "28: nodeconfig[0]: the key `name` stands here twice"),
+    ('{"name":1}', "24: name: expected text in quotes, found `1`"),
+    ('{"devicememoryscaling":NaN}', "39: sharing.memoryScaling: expected a number"),
+    (f'{{"devicesplitcount":{5000 * "1"}}}', "36: "),
+    ('{"devicesplitcount":0.5}', "36: sharing.splitCount: expected a whole number, found `0.5`"),
+    ('{"enablenumatopology":"yes"}', "38: sharing.numaTopology: expected true or false"),
+    ('{"filterdevices":{"index":[-1]}}', "42: sharing.filterIndexes: expected GPU indexes"),
+    ('{"name":"a","Name":"b"}', "28: the key `name` stands here twice"),
     *(
-        (f'{{"nodelabelselector":{json.dumps(selector)}}}', f"{column}: nodeconfig[0].nodelabels")
-        for selector, column in [
-            ({"matchLabels": {"gpu": 1}}, 61),
-            ({"matchLabels": ["gpu"]}, 53),
-            ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": "a100"}]}, 102),
-            ("gpu=a100", 37),
+        (f'{{"nodelabelselector":{json.dumps(selector)}}}', "37: nodelabelselector: expected a lab")
+        for selector in [
+            {"matchLabels": {"gpu": 1}},
+            {"matchLabels": ["gpu"]},
+            {"MATCHLABELS": {"gpu": "a100"}},
+            {"matchExpressions": [{"key": "gpu", "operator": "In", "values": "a100"}]},
+            "gpu=a100",
         ]
     ),
 ]
@@ -210,7 +187,7 @@ OTHERS = [
             ("HAMI_AGENT_WEB_PORT", "http", "web.port: expected a whole number"),
             ("HAMI_AGENT_SPLIT_COUNT", "1", "unknown setting; a variable is"),
             ("NODE_NAME", "a\udcff", "node.name: expected text of UTF-8"),
-            ("DEVICE_LIST_STRATEGY", "x", "allocation.deviceListStrategy: expected one or more"),
+            ("DEVICE_LIST_STRATEGY", "x", "allocation.deviceListStrategy: expected one of"),
             ("HAMI_AGENT_HEALTH_XIDS", "94", "health.xids: expected XID=CLASS"),
             ("HAMI_AGENT_HEALTH_XIDS", "4=fatal,4=contained", "health.xids: expected one class "),
         ]
@@ -219,33 +196,19 @@ OTHERS = [
         {"environ": {"HAMI_AGENT_SERVICE_HOST": "10.0.0.7", "HAMI_AGENT_SIMULATE": "h100:8"}},
         "env HAMI_AGENT_SIMULATE: unknown setting; a variable",
     ),
-    *(
-        (
-            {source: {name: value}},
-            f"{'env ' * (source == 'environ')}{name}: no other value works here: {says}",
-        )
-        for variable, flag, value, says in [
-            ("IMEX_REQUIRED", "--imex-required", "true", "expected false, found 'true'"),
-            (
-                "DEVICE_DISCOVERY_STRATEGY",
-                "--device-discovery-strategy",
-                "tegra",
-                "expected auto or nvml, found 'tegra'",
-            ),
-        ]
-        for source, name in (("environ", variable), ("flags", flag))
-    ),
     ({"flags": {"--device-list-strategy": ""}}, "--device-list-strategy: allocation.deviceListS"),
     ({"flags": {"--state-dir": "/a\udcff"}}, "--state-dir: paths.state: expected text of UTF-8"),
     *(
         ({"nodes": text}, says)
         for text, says in [
             ("[]", "n.json:1:1: keys and values are expected here, not a list"),
-            ('{"kind": "List", "apiVersion": "v1"}', "n.json:1:1: this is a Kubernetes object"),
             ('{"nodeconfig":[{"name":"a","operat\n', "n.json:1:35: not valid JSON: Invalid contr"),
             ('{"a": }', "n.json:1:7: not valid JSON"),
-            ("[" * 21 + "]" * 21, "n.json:1:21: nested deeper than 20 levels"),
-            ('{"[[": ["' + "[" * 30 + '",\n' + "[" * 200_000, "n.json:2:19: nested deeper"),
+            ("[" * 21 + "]" * 21, "n.json:1:21: no settings file needs aliases, or more than 20"),
+            (
+                '{"[[": ["' + "[" * 30 + '",\n' + "[" * 200_000,
+                "n.json:2:19: no settings file needs",
+            ),
             ('{"a": 1}\n{}', "n.json:2:1: not valid JSON: Extra data"),
             ('\ufeff{"a": 1}', "n.json:1:1: not valid JSON: Unexpected UTF-8 BOM"),
         ]
@@ -258,15 +221,22 @@ OTHERS = [
 ROWS = [
     *(({"own": text}, f"c.yaml:{says}") for text, says in OWN),
     *(({"devices": f"nvidia: {text}"}, f"d.yaml:1:{says}") for text, says in DEVICES),
-    *(({"nodes": f'{{"nodeconfig":[{text}]}}'}, f"n.json:1:{says}") for text, says in NODES),
     *OTHERS,
     ({"devices": "nvidia: ["}, "d.yaml:2:1: not valid YAML: did not find"),
+    ({"own": "a: 1\nb: x\x01y\n"}, "c.yaml: is not UTF-8 text, or has a control character: "),
 ]
 
 
 @pytest.mark.parametrize(("sources", "says"), ROWS)
 def test_a_wrong_source_is_refused_with_its_place(sources: dict[str, object], says: str):
     assert str(refusal(**sources)).startswith(says)
+
+
+@pytest.mark.parametrize(("entry", "says"), NODES)
+def test_a_wrong_entry_of_config_json_is_told_with_its_place(entry: str, says: str):
+    (warning,) = plan_of(nodes=f'{{"nodeconfig":[{entry}]}}').warnings
+
+    assert warning.startswith(f"n.json:1:{says}")
 
 
 # Whatever stands in the sources: taken, or refused with the place.

@@ -153,7 +153,7 @@ def test_all_settings_that_are_durations_say_their_unit_and_are_shown_with_it():
     names = ("driverHang", "quietPeriod", "longestQuietPeriod", "probePeriod")
     keys = [f"health.{name}" for name in names]
     settings = plan_of(own="health: {probePeriod: 0.5}\n").resolve()
-    lines = table([settings[key] for key in keys], origin=False, columns=1000)
+    lines = table([settings[key] for key in keys], origin=False)
 
     assert ["VALUE", "1m", "10m", "2h", "500ms"] == [line.split()[1] for line in lines]
     assert all("a number alone is seconds" in BY_KEY[key].text for key in keys)

@@ -25,7 +25,6 @@ SERVICE = {
     "HAMI_AGENT_PORT": "tcp://10.0.0.7:9394",
     "HAMI_AGENT_PORT_9394_TCP_ADDR": "10.0.0.7",
     "HAMI_AGENT_WEB_SERVICE_HOST": "10.0.0.1",
-    "HAMI_AGENT_WEB_PORT": "tcp://10.0.0.1:9394",
     "HAMI_AGENT_WEB_PORT_9394_TCP_ADDR": "10.0.0.1",
 }
 """What Kubernetes sets beside Services named hami-agent and hami-agent-web."""
@@ -87,68 +86,28 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, node, *, holds
     assert ["p"] * holds == [one.name for one in plan.applied(*node)]
 
 
-IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
 VALUES = [
     # files that say nothing
     *(({"own": text}, {COUNT: 10}, ()) for text in ("# x\n", "---\n# later\n", "null\n", "~")),
     ({"own": "profiles:\n  # - name: p\n"}, {COUNT: 10}, ()),
-    *(
-        ({"nodes": text}, {COUNT: 10}, ("n.json:1:1: `nodeconfig` has no entries; nothing is",))
-        for text in ("{}", '{"nodeconfig": null}')
-    ),
-    (
-        {"nodes": nodes(None, {"name": "a", "devicesplitcount": 3})},
-        {COUNT: 3},
-        ("n.json:1:17: nodeconfig[0]: an entry without name and nodelabelselector",),
-    ),
+    *(({"nodes": text}, {COUNT: 10}, ()) for text in ("{}", '{"nodeconfig": null}')),
+    ({"nodes": nodes(None, {"name": "a", "devicesplitcount": 3})}, {COUNT: 3}, ()),
+    ({"own": "sharing: {splitCount: }\nscheduler:"}, {COUNT: 10, "scheduler": "hami"}, ()),
     # HAMi's keys
     ({"own": "library: {cudaLogLevel: '3'}"}, {"library.cudaLogLevel": "3"}, ()),
     ({"devices": "nvidia: {libCudaLogLevel: ''}"}, {"library.cudaLogLevel": ""}, ()),
     (
-        {"devices": "nvidia: {deviceSplitCount: 4}\nmetax: {x: y}\nsharing: {splitCount: 3}\n"},
-        {COUNT: 4},
-        ("d.yaml:3:1: sharing has no effect in HAMi's file; it belongs in the agent's own config",),
-    ),
-    (
-        {"nodes": nodes({"name": "gpu-*"})},
+        {"nodes": entry(migstrategy="mixed", enablegetpreferredallocation=False, colour=1)},
         {},
-        ("nodeconfig[0]: no Node is called gpu-*: names are",),
+        ("n.json:1:94: unknown key `colour`",),
     ),
-    ({"nodes": entry(migstrategy="none", enablegetpreferredallocation=True)}, {}, ()),
-    *(
-        ({"nodes": entry(**{key: value})}, {}, (warned,))
-        for key, value, warned in [
-            ("migstrategy", "mixed", "migstrategy 'mixed' has no effect here"),
-            ("enablegetpreferredallocation", False, "allocation false has no effect here"),
-            ("operatingmode", "remote", "remote means hami-core; for remote GPUs"),
-        ]
-    ),
-    # profiles by label without a scheduler
-    (
-        {"own": "scheduler: none\nprofiles: [{name: p, match: {labels: zone=a}}]"},
-        {"scheduler": "none"},
-        ("c.yaml:2:12: the profile p never applies: it selects by labels, which the agent does",),
-    ),
+    ({"nodes": entry(operatingmode="remote")}, {"sharing.operatingMode": "hami-core"}, ()),
     # zeros of config.json override nothing, as in HAMi's plugin
     *(
         ({"nodes": entry(devicesplitcount=0), name: text}, {COUNT: count}, ())
         for name, text, count in [("own", "", 10), ("own", OWN, 4), ("devices", DEVICES, 2)]
     ),
-    # labels: null is an empty text, as in Go
-    *(
-        (
-            {"nodes": nodes({"nodelabelselector": selector, "devicesplitcount": 3})},
-            {COUNT: count},
-            (),
-        )
-        for selector, count in [
-            ({"matchLabels": {"none": None}}, 10),
-            ({"matchLabels": {"zone": None}}, 10),
-            ({"matchExpressions": IN}, 3),
-        ]
-    ),
     # variables
-    ({"environ": SERVICE}, {"web.port": 9394}, ()),
     ({"environ": {**SERVICE, "HAMI_AGENT_WEB_PORT": "77"}}, {"web.port": 77}, ()),
     *(
         ({"environ": environ}, {key: value}, ())
@@ -162,21 +121,6 @@ VALUES = [
             ({"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}, "sharing.filterIndexes", ("0", "3")),
         ]
     ),
-    *(
-        ({"environ": environ}, values, (warned,))
-        for environ, values, warned in [
-            (
-                {"DEVICE_SPLIT_COUNT": "5", "IMEX_REQUIRED": "false"},
-                {COUNT: 10},
-                "env DEVICE_SPLIT_COUNT: has no effect here",
-            ),
-            (
-                {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"},
-                {"health.disabledXids": "63, my-xids"},
-                "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",
-            ),
-        ]
-    ),
     # variables and flags of HAMi's plugin that change nothing
     *(
         (
@@ -186,7 +130,7 @@ VALUES = [
         )
         for variable, flag, value in [
             ("DEVICE_SPLIT_COUNT", "--device-split-count", "3"),
-            ("MIG_STRATEGY", "--mig-strategy", "mixed"),
+            ("MIG_STRATEGY", "--mig-strategy", "none"),
         ]
         for source, name in (("environ", variable), ("flags", flag))
     ),
@@ -208,22 +152,6 @@ VALUES = [
         },
         {"sharing.filterUUIDs": ("x", "y", "x")},
         (),
-    ),
-    # reportNodeCapacity, in all spellings
-    (
-        {
-            "devices": "nvidia: {reportNodeCapacity: true}",
-            "nodes": entry(reportnodecapacity=True),
-            "environ": {"REPORT_NODE_CAPACITY": "1"},
-            "flags": {"--report-node-capacity": "true"},
-        },
-        {},
-        (
-            "d.yaml:1:30: reportNodeCapacity true has no effect here",
-            "n.json:1:53: reportnodecapacity true has no effect here",
-            "env REPORT_NODE_CAPACITY: has no effect here",
-            "--report-node-capacity: has no effect here",
-        ),
     ),
 ]
 
@@ -283,15 +211,11 @@ def keys(count: int) -> dict[str, int]:
     return {f"key{number:06}": 1 for number in range(count)}
 
 
-LABELLED = [{"name": str(one), "match": {"labels": "x=y"}} for one in range(30)]
-
-
 @pytest.mark.parametrize(
     ("sources", "first", "last"),
     [
         ({"nodes": json.dumps({"nodeconfig": [], **keys(70_000)})}, "key000000", "and 69980 more"),
         ({"devices": json.dumps({"nvidia": keys(25)})}, "key000000", "and 5 more are passed over"),
-        ({"own": json.dumps({"scheduler": "none", "profiles": LABELLED})}, "", "and 10 more are"),
     ],
 )
 def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first: str, last: str):

@@ -7,9 +7,9 @@ import pytest
 
 from agent.cluster import Role
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import ContainerKey, Ledger, mismatch
+from agent.ledger import ContainerKey, Ledger, gaps, mismatch
 from agent.model import SliceId
-from agent.reconcile import Findings, check_start, gaps
+from agent.reconcile import Findings, check_start
 from tests.builders import G1, G2, NOON, a_row, a_share
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET
 from tests.unit.core.reconcile.test_reconcile import IDS, MINUTE, OTHER_IDS, POD, found, held

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from agent.hami.region import Region, RegionChange, RegionState
 from agent.ledger import Row
 from agent.model import GpuUuid
 from agent.sandbox.hami_core import HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0, HamiCoreLibrary
-from agent.usage import ACTIVE_FOR, HIGHEST_RECENT, Feedback, feedback, region_user, uses_sm
+from agent.usage import ACTIVE_FOR, HIGHEST_RECENT, RegionUser, feedback, uses_sm
 from tests.builders import G1, G2, NOON, a_row, a_share, a_uuid
 from tests.fakes.limiter import LimitedProcess
 from tests.fakes.regions import RegionReading, a_process, a_region, changed
@@ -39,7 +39,7 @@ class SharedGpus:
         self.release = release
         self.now = NOON
         self.containers: dict[str, SharingContainer] = {}
-        self.last = Feedback()
+        self.released: Mapping[str, RegionChange] = {}
 
     def start(self, name: str, priority: int = 1, gpus: Iterable[GpuUuid] = (G1,)) -> None:
         """The first process of a container starts, and makes its region."""
@@ -74,7 +74,7 @@ class SharedGpus:
         processes = (a_process(*[2**30] * len(one.region.gpus)),)
         one.region = msgspec.structs.replace(one.region, processes=processes)
 
-    def round(self, *, alive: bool = True) -> Feedback:
+    def round(self, *, alive: bool = True) -> None:
         """Five seconds later, one round; `alive`: the agent knows that the processes live."""
         self.now += ROUND
         users = {}
@@ -83,11 +83,10 @@ class SharedGpus:
             reading = RegionReading(RegionState.READABLE, one.region, alive=living)
             if uses_sm(reading.sums(), self.now):
                 one.last_work = self.now
-            users[name] = region_user(one.row, one.region, self.now, one.last_work)
-        self.last = feedback(users)
-        for name, change in self.last.changes.items():
+            users[name] = RegionUser(one.row, one.region, one.last_work)
+        changes, self.released = feedback(users, self.now)
+        for name, change in changes.items():
             self.containers[name].region = changed(self.containers[name].region, change)
-        return self.last
 
     def is_limited(self, name: str) -> bool:
         """Whether launches of the container take tokens now."""
@@ -146,8 +145,7 @@ def test_a_probe_with_nvidia_smi_limits_others_but_holds_nobody_back(alive):
         node.restart("other")
         node.round(alive=alive)
 
-    assert frozenset() == node.last.held
-    assert {"low", "other"} == node.last.limited
+    assert {name: RegionChange(False) for name in ("low", "other")} == node.released
 
 
 def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
@@ -159,7 +157,7 @@ def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
     for _ in range(10):
         node.round()
 
-    assert {"low"} == node.last.held
+    assert {"low": RegionChange(False, 0)} == node.released
 
 
 @pytest.mark.parametrize(
@@ -187,7 +185,7 @@ def a_user(region, *, priority=1, gpus=(G1,), work=None):
     row = msgspec.structs.replace(
         a_row(shares=[a_share(uuid=gpu) for gpu in gpus]), priority=priority
     )
-    return region_user(row, region, NOON, work)
+    return RegionUser(row, region, work)
 
 
 def test_a_forged_uuid_couples_nobody():
@@ -195,8 +193,8 @@ def test_a_forged_uuid_couples_nobody():
     forged = a_user(working, priority=0, gpus=(G2,))
     victim = a_user(a_region(G1, recent_kernel=0, is_limiting=False))
 
-    assert Feedback(changes={"forged": RegionChange(recent_kernel=4)}) == feedback(
-        {"forged": forged, "victim": victim}
+    assert ({"forged": RegionChange(recent_kernel=4)}, {}) == feedback(
+        {"forged": forged, "victim": victim}, NOON
     )
 
 
@@ -214,7 +212,7 @@ def test_a_forged_count_of_kernels_lets_go():
     for _ in range(HIGHEST_RECENT):
         node.round()
 
-    assert Feedback() == msgspec.structs.replace(node.last, changes={})
+    assert {} == node.released
 
 
 def test_the_end_releases_whom_this_process_held_back_or_limited_and_nobody_else():
@@ -223,13 +221,14 @@ def test_the_end_releases_whom_this_process_held_back_or_limited_and_nobody_else
     alone = a_user(a_region(G2), gpus=(G2,))
     twins = [a_user(a_region(a_uuid(3)), gpus=(a_uuid(3),)) for _ in range(2)]
 
-    last = feedback({"high": high, "low": low, "alone": alone, "x": twins[0], "y": twins[1]})
+    users = {"high": high, "low": low, "alone": alone, "x": twins[0], "y": twins[1]}
+    _, release = feedback(users, NOON)
 
     assert {
         "low": RegionChange(is_limiting=False, recent_kernel=0),
         "x": RegionChange(is_limiting=False),
         "y": RegionChange(is_limiting=False),
-    } == last.release
+    } == release
 
 
 # Feedback decides as HAMi's monitor did on the same regions.
@@ -251,8 +250,8 @@ def test_each_round_leaves_the_regions_as_hami_leaves_them(case):
             is_limiting=bool(before["utilization_switch"]),
         )
     for expected in case["after_each_tick"]:
-        users = {name: region_user(rows[name], regions[name], NOON, None) for name in rows}
-        for name, change in feedback(users).changes.items():
+        users = {name: RegionUser(rows[name], regions[name]) for name in rows}
+        for name, change in feedback(users, NOON)[0].items():
             regions[name] = changed(regions[name], change)
 
         assert expected == {

@@ -18,7 +18,7 @@ def a_sum_process(pid, *totals, sm=0):
     memory = tuple(
         MemoryUse(context=1, module=2, buffer=total - 3, total=total) for total in totals
     )
-    return RegionProcess(pid, pid, 0, memory, (sm,) * len(totals))
+    return RegionProcess(pid, memory, (sm,) * len(totals))
 
 
 def reading(*processes, alive=None, last_kernel=BEFORE, gpus=GPUS):
@@ -42,7 +42,7 @@ def test_a_process_that_is_known_to_be_dead_uses_nothing(alive, total, processes
 @pytest.mark.parametrize(("other", "total"), [(1000, 850), (100, 0)], ids=["more", "less"])
 def test_what_a_process_freed_in_the_slot_of_another_is_taken_from_the_sum(other, total):
     freed = MemoryUse(buffer=-150, total=-150)
-    lost = RegionProcess(7, 7, 0, (freed, freed), (0, 0))
+    lost = RegionProcess(7, (freed, freed), (0, 0))
 
     use = use_of(reading(lost, a_sum_process(9, other, other)), NOW)
 
