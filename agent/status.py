@@ -247,7 +247,6 @@ class StatusFacts(msgspec.Struct, frozen=True):
     A standby knows only `about` and `checks`.
 
     - `about`: what does not come from the other values. `node`: as the watch last showed it.
-    - `gone`: the GPUs that left the inventory, the last first.
     - `newest`: the newest sample of a GPU. `used`: what a container uses.
     - `journal_since`: changes and refusals before that time are not known.
     - `pods`: tells which containers have ended. `settings`: those in force.
@@ -411,10 +410,7 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
 
 
 def gpu_labels(inventory: Inventory) -> Mapping[GpuUuid, str]:
-    """The value of the label `gpu` for each GPU.
-
-    It is the index; the UUID if the GPU has none or another GPU has it now.
-    """
+    """The label `gpu` of each GPU: its index; the UUID if it has none or another GPU has it now."""
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
 
@@ -639,16 +635,12 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
 def pod_notices(found: StatusDocument) -> Iterator[Notice]:
     """What a person should know of containers, beside their cells."""
     for one in found.allocations or ():
+        name = "/".join(cap(part, 64) for part in (one.namespace, one.pod, one.container))
         if one.unkept:
-            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}", ""
+            yield f"nothing keeps the limits of {name}: {cap(one.unkept)}", ""
 
         if one.unread:
-            yield f"the use of {container(one)} is not known: {cap(one.unread)}", ""
-
-
-def container(one: AllocationStatus) -> str:
-    """The container's name with its pod's, for people."""
-    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
+            yield f"the use of {name} is not known: {cap(one.unread)}", ""
 
 
 def entry_lines(entries: Iterable[JournalEntry], now: dt.datetime) -> Iterator[Notice]:

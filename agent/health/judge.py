@@ -219,7 +219,7 @@ def gravity(health: Health) -> int:
 
 def seconds(health: Health, now: dt.datetime) -> float:
     """Seconds since the cool-down began."""
-    return (now - health.quiet_from).total_seconds()
+    return (now - (health.quiet_since or health.since)).total_seconds()
 
 
 # Events of the driver.
