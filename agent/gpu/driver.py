@@ -19,6 +19,7 @@ from agent.gpu import nvml
 from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, GpuTable, GpuThreads, Handle, NvmlLibrary
 from agent.kit.timing import await_event, until_tick
 from agent.model import (
+    NO_INDEX,
     DriverEvent,
     EventKind,
     Gpu,
@@ -345,7 +346,10 @@ class NvmlSession:
         if self.stream is not None and not await self.stream.stop():
             raise DriverError("an earlier wait for events has not returned from the driver")
 
-        self.stream = EventStream(self._library)
+        try:
+            self.stream = EventStream(self._library)
+        except RuntimeError as error:
+            raise DriverError(f"no thread can be started to wait for events: {error}") from error
         return self.stream
 
     async def shut(self, why: str) -> None:
@@ -505,7 +509,7 @@ class NvmlDriver:
             self._note_reset(uuid)
         elif self._stream is not None and probe.outcome is not ProbeOutcome.SILENT:
             known = self._table.find(uuid)
-            await self._register(opened, self._stream, {uuid: known.index} if known else {})
+            await self._register(opened, self._stream, {uuid: known.index if known else NO_INDEX})
 
         stream = self._stream
         obstacle = "" if stream is None else stream.obstacles.get(uuid, "")

@@ -124,6 +124,9 @@ class EventListener:
 TURNS: Final = 2
 """How many driver deadlines a probe may take: a call ahead of it, and its own call."""
 
+RELEASE_DEADLINE: Final = 8.0
+"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
+
 TICK: Final = 0.001
 """Seconds. Timers can fire a little early."""
 
@@ -279,9 +282,11 @@ class HealthWatch:
         now, obstacle = self._now(), ""
         self._publish({uuid: judge.released(self._health_of(uuid), now) for uuid in uuids})
         try:
-            await self._driver.release(uuids, everything=name == ALL)
-        except (DriverError, GpuError) as error:
-            obstacle = cap(str(error))  # no new container gets it all the same
+            async with asyncio.timeout(RELEASE_DEADLINE):
+                await self._driver.release(uuids, everything=name == ALL)
+        except (TimeoutError, DriverError, GpuError) as error:
+            # It counts as released all the same: no new container gets it.
+            obstacle = cap(str(error)) or "a call has not returned from the driver"
 
         self._listener.wanted.set()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
