@@ -15,7 +15,7 @@ from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_node_lock
 from agent.kit.units import UNKNOWN, Column, age, gib, percent, some
 from agent.ledger import ContainerKey, Decider, JournalEntry, KubeletEpoch, Ledger, Row
-from agent.model import MIB, NO_INDEX, Cause, Condition, GpuUuid, Inventory, Sampled, SliceList
+from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, GpuUuid, Inventory, SliceList
 from agent.node import Check, is_ready, read_cordon
 from agent.settle import REJECTED
 from agent.usage import ContainerUse
@@ -260,7 +260,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     inventory: Inventory = msgspec.field(default_factory=Inventory)
     slices: SliceList = msgspec.field(default_factory=SliceList)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
-    newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
+    newest: Callable[[GpuUuid], GpuSample | None] = lambda _: None
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
@@ -343,8 +343,8 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             promised_mib=use.memory_mib,
             sellable_cores=shared.core_percent,
             promised_cores=use.core_percent,
-            used_mib=newest.sample.used_mib if newest else None,
-            gpu_percent=newest.sample.gpu_percent if newest else None,
+            used_mib=newest.used_mib if newest else None,
+            gpu_percent=newest.gpu_percent if newest else None,
         )
         found.append(one)
 

@@ -219,7 +219,7 @@ class NodeAgent:
             recalled=state.health,
             boot_changed=bool(before.boot_id) and before.boot_id != found.boot_id,
         )
-        self.samples = inventory.Samples(adapters.driver, facts.inventory, clock)
+        self.samples = inventory.Samples(adapters.driver, facts.inventory)
         self.recent = inventory.RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.

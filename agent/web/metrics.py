@@ -205,7 +205,7 @@ def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
             yield (name, word), {"slices": listed.get((gpu.uuid, healthy), 0)}
 
         # Of a GPU without a sample, nothing is known.
-        sample = newest.sample if newest else GpuSample(gpu.uuid)
+        sample = newest or GpuSample(gpu.uuid)
         numbers = {
             "gpu_health_since_timestamp_seconds": now.since.timestamp(),
             "slices_allocated": len(held.get(gpu.uuid, ())),

@@ -16,7 +16,6 @@ from agent.model import (
     Condition,
     GpuSample,
     HamiNames,
-    Sampled,
     Share,
     SliceGroup,
     SliceList,
@@ -169,7 +168,7 @@ def a_node() -> StatusFacts:
             for gpu, named in zip((0, 3), listed, strict=True)
         ),
         (both, *pods, absent, *twins, *plain),
-        newest=lambda uuid: Sampled(NOON, newest[uuid]) if uuid in newest else None,
+        newest=newest.get,
         used=used.get,
         checks=(
             Check("state", ok=True),
