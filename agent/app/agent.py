@@ -242,7 +242,6 @@ class NodeAgent:
         left_out = self.keeper.left_out
         self.services = [
             Task("settings", self.settings.follow_files),
-            Task("settings_labels", self.settings.follow_labels),
             Task("settings_copy", self.settings.keep_copy, SLOWLY),
             Task("inventory", self.keeper.run),
             Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
@@ -408,7 +407,10 @@ class NodeAgent:
             chance=chance,
         )
 
-        self.services.append(Task("node", node.run, SLOWLY))
+        self.services += [
+            Task("node", node.run, SLOWLY),
+            Task("settings_labels", partial(self.settings.follow_labels, node.labels)),
+        ]
         # The Node's labels come before the first report: profiles may depend on them.
         self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), SLOWLY))
         if not observes:
