@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, PermissionFault, SettingsError, StateError
 from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.kit.cell import News
-from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
+from agent.kit.tasks import BudgetSpent, Task, run_tiers
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState
@@ -66,9 +65,6 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         log.warning("config.ignored", what=warning)
 
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(
-        ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
-    )
     stop, reload = asyncio.Event(), asyncio.Event()
 
     def end(number: signal.Signals) -> None:
