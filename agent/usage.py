@@ -388,7 +388,7 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
         at=at,
         state=sums.state,
         gpus=tuple(
-            ContainerGpuUse(gpu.index, uuid, gpu.memory_limit, gpu.core_limit, memory, percent)
+            ContainerGpuUse(uuid, gpu.memory_limit, memory, percent)
             for gpu, uuid, memory, percent in zip(
                 region.gpus, uuids, sums.memory, sums.sm_percent, strict=False
             )
@@ -431,8 +431,6 @@ ACTIVE_FOR: Final = dt.timedelta(seconds=10)
 """For how long a container counts as active after its last kernel, or its last use of an SM."""
 HIGHEST_RECENT: Final = 5
 """The highest recent_kernel that is counted down. HAMi-core sets 2; any process can set more."""
-HELD: Final = -1
-"""The recent_kernel with which HAMi-core holds launches back."""
 
 
 class RegionUser(msgspec.Struct, frozen=True):
@@ -496,7 +494,8 @@ def feedback(
         if is_limited:
             release[name] = RegionChange(False, 0 if is_held else None)
 
-        recent = min(region.recent_kernel, HELD) if is_held else max(user.recent_kernel, 0)
+        # HAMi-core holds launches back while it is below 0.
+        recent = min(region.recent_kernel, -1) if is_held else max(user.recent_kernel, 0)
         change = RegionChange(
             is_limiting=is_limited if is_limited != region.is_limiting else None,
             recent_kernel=recent if recent != region.recent_kernel else None,

@@ -20,7 +20,6 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector
 
 from agent.errors import RefusalReason
-from agent.model import HamiNames
 from agent.status import NodeStatus, StatusFacts
 from agent.web.metrics import PREFIX, AgentCollector
 from agent.web.server import BuildInfo
@@ -140,7 +139,7 @@ def of_page() -> Iterable[Metric]:
     """The families that are made of the facts of a node, here of none."""
     facts = StatusFacts(dt.datetime.fromtimestamp(0, dt.UTC), NodeStatus(name="node"))
     build = BuildInfo("", "", "")
-    return AgentCollector(build, lambda: facts, hami=HamiNames.BOTH).collect()
+    return AgentCollector(build, lambda: facts, hami="both").collect()
 
 
 def of_family(family: Metric) -> Described:
