@@ -8,7 +8,6 @@ can delay, and removed in passes on a thread of its own.
 
 import asyncio
 import contextlib
-import datetime as dt
 import errno
 import itertools
 import math
@@ -16,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -201,11 +200,8 @@ class HostHookDirs:
         await self._offload.call(self._remove, name)
         self.set_aside.set()
 
-    async def found(self) -> Mapping[str, dt.datetime]:
-        """The container directories and when their inodes changed, which no container can set.
-
-        Raises StateError.
-        """
+    async def found(self) -> Collection[str]:
+        """Return the names of the container directories. Raises StateError."""
         return await self._offload.call(self._found)
 
     async def clear(self) -> Cleared:
@@ -288,14 +284,14 @@ class HostHookDirs:
             if above is not None:
                 _set_aside(name, above)
 
-    def _found(self) -> Mapping[str, dt.datetime]:
-        found = {}
+    def _found(self) -> Collection[str]:
+        found = []
         with open_containers(self._hook) as above:
             for name in filter(DIRECTORY_NAME.fullmatch, names_in(above)):
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(name, dir_fd=above, follow_symlinks=False)
                     if stat.S_ISDIR(status.st_mode):
-                        found[name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
+                        found.append(name)
         return found
 
     def _clear(self, now: Callable[[], float]) -> Cleared:

@@ -308,9 +308,6 @@ def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList
 
 # Keeps the inventory: combines scans, health, held slices and settings into one value.
 
-MOST_GONE: Final = 64
-"""The number of GPUs that left the inventory and are still remembered."""
-
 SPECIFICATIONS_PERIOD: Final = 5.0
 """Seconds between two looks at the CDI specifications. Only what changed is read again."""
 
@@ -362,13 +359,7 @@ class InventoryKeeper:
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
-        self._gone: dict[GpuUuid, SharedGpu] = {}
         self._withheld = False
-
-    @property
-    def gone(self) -> tuple[SharedGpu, ...]:
-        """GPUs that left the inventory since the agent started, the last one first."""
-        return tuple(reversed(self._gone.values()))
 
     async def run(self) -> None:
         """Follow the settings, and the CDI specifications while answers name GPUs by them."""
@@ -447,9 +438,6 @@ class InventoryKeeper:
 
         if new != old:
             new = msgspec.structs.replace(new, generation=old.generation + 1)
-            self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in shared}
-            kept = [pair for pair in self._gone.items() if pair[0] not in shared]
-            self._gone = dict(kept[-MOST_GONE:])
             log.debug("inventory.changed", generation=new.generation, gpus=sorted(shared))
 
         slices = slice_list(new, self._held, self._slices.value)

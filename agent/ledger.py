@@ -89,9 +89,7 @@ class EditSettings(msgspec.Struct, frozen=True):
         tuple[str, ...],
         Field(
             "allocation.deviceListStrategy",
-            list_of(
-                choice(*STRATEGIES), f"expected one or more of {', '.join(STRATEGIES)}", least=1
-            ),
+            list_of(choice(*STRATEGIES), least=1),
             "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
             "cdi-cri.",
             env=("DEVICE_LIST_STRATEGY",),
@@ -379,18 +377,14 @@ class Row(msgspec.Struct, frozen=True):
         return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
 
     @property
-    def has_directory(self) -> bool:
-        """Whether the answer mounts a container directory; only limits need one."""
-        return self.decided_by is Decider.SCHEDULER or bool(self.shares)
-
-    @property
     def directory(self) -> str:
-        """The name of its container directory; empty: it has none.
+        """The name of its container directory; empty: it has none, because it has no limits.
 
         It is also empty if the state file was changed by hand and the name could lead elsewhere.
         """
         name = f"{self.key.pod_uid}_{self.key.container}"
-        return name if self.has_directory and DIRECTORY_NAME.fullmatch(name) else ""
+        has_one = self.decided_by is Decider.SCHEDULER or self.shares
+        return name if has_one and DIRECTORY_NAME.fullmatch(name) else ""
 
     @property
     def gpus(self) -> tuple[GpuUuid, ...]:

@@ -8,13 +8,13 @@ import functools
 import math
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 import msgspec
 import structlog
 
-from agent.cluster import ContainerView, Phase, PodKey, PodTable, PodUid, PodView, Role
+from agent.cluster import ContainerView, NodeEvent, Phase, PodKey, PodTable, PodUid, PodView, Role
 from agent.errors import AgentError, StateError, WitnessThrottled
 from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell, News
@@ -30,7 +30,6 @@ from agent.ledger import (
     KubeletEpoch,
     Ledger,
     Row,
-    container_directory,
     mismatch,
 )
 from agent.model import SliceId, split_slice_id
@@ -63,8 +62,8 @@ SETTLING = 30.0
 SETTLING_PAUSE = 3.0
 """Between Lists in this time, until the kubelet has named the holders of all rows."""
 
-RETRIES = (1.0, 2.0, 5.0, 15.0)
-"""Until the next List after the first, second, … failure in a row."""
+RETRY = 15.0
+"""Until the next List after one that failed, or left something to do."""
 
 THROTTLED_PAUSE = 0.02
 """Until PodResources is asked again after it throttled a call: it serves 100 calls a second."""
@@ -72,29 +71,19 @@ THROTTLED_PAUSE = 0.02
 DEADLINE = 2.0
 """For one call to the kubelet, or for one directory."""
 
-SWEEP_PERIOD = 3600.0
-"""Between searches for leaked directories: of no row and of no pod of this node."""
+# How long a row stays while no List shows a container with it. The next List closes it.
 
-LEAKED_AFTER = dt.timedelta(minutes=10)
-"""How long a leaked container directory stays after its last change."""
-
-# How long a row stays while no container is seen with it.
-
-VANISHED_GRACE = 60.0
-"""In hami mode, after its pod was deleted, and the kubelet does not have it, or is seen failed."""
-
-GONE_GRACE = 10.0
-"""When the kubelet instance that named its holder no longer lists it."""
-
-UNSEEN_GRACE = 60.0
-"""Without a holder, if the kubelet's checkpoint file does not name its ids."""
+GRACE = 60.0
+"""If its pod is gone or failed, or no container can have its ids. Longer than SETTLING."""
 
 UNREAD_GRACE = 600.0
-"""The same if that file cannot be read."""
+"""In plain mode, if the kubelet's checkpoint file, which may name its ids, cannot be read."""
 
 LOST_GRACE = 86_400.0
 """The same if the file named the ids under an earlier kubelet. After a lost checkpoint nothing
 shows an init container that still runs."""
+
+MISMATCH_EVENT = "SliceMismatch"
 
 # The facts that the ledger is compared with, and the findings, in both modes.
 
@@ -110,7 +99,7 @@ class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     - `holdings`: the kubelet's answers about all pods.
     - `elapsed`: the loop's time.
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
-    - `directories`: the container directories, and when each changed; empty: not searched.
+    - `directories`: the names of the container directories; empty: not searched.
     - `idle`: as the last reconcile found it, of the same kubelet instance.
     """
 
@@ -120,7 +109,7 @@ class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     now: dt.datetime
     elapsed: float = 0.0
     recorded: Mapping[ContainerKey, Held] | None = None
-    directories: Mapping[str, dt.datetime] = msgspec.field(default_factory=dict)
+    directories: Collection[str] = ()
     idle: Idle = msgspec.field(default_factory=dict)
 
     @functools.cached_property
@@ -147,41 +136,31 @@ class Findings(msgspec.Struct, frozen=True):
     - `over`: rows that no container can use any more.
     - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use, also for each
       container to adopt.
-    - `leaked`: the names of directories without a container.
-    - `idle`: for the next reconcile. `due`: when the next row is over if nothing changes.
+    - `idle`: for the next reconcile.
     """
 
     confirmed: tuple[Row, ...] = ()
     over: tuple[Row, ...] = ()
     adopt: tuple[Adoption, ...] = ()
     strangers: tuple[Row, ...] = ()
-    leaked: tuple[str, ...] = ()
     idle: Idle = msgspec.field(default_factory=dict)
-    due: float = math.inf
 
 
 def _closing(
-    unused: Sequence[tuple[Row, float]], seen: ReconcileFacts
-) -> tuple[Idle, tuple[Row, ...], float]:
-    """Which rows are idle, which of them are over, and when the next one is.
+    unused: Iterable[tuple[Row, float]], seen: ReconcileFacts
+) -> tuple[Idle, tuple[Row, ...]]:
+    """Which rows are idle, and which of them are over.
 
     `unused`: rows without a container, and the seconds that each stays.
     """
-    names = [(row.key, row.answered_at) for row, _ in unused]
-    ages = {
-        stone.pod.uid: max((seen.now - stone.deleted_at).total_seconds(), 0.0)
-        for stone in seen.table.tombstones
-    }
-    # The first List after a deletion may be PERIOD later. A new kubelet may not know its pods yet:
-    # under it no time before its own Lists counts.
-    age_of = (ages.get(row.key.pod_uid, 0.0) * (row.epoch == seen.epoch) for row, _ in unused)
-    idle = {
-        name: seen.idle.get(name, seen.elapsed - age)
-        for name, age in zip(names, age_of, strict=True)
-    }
-    ends = [idle[name] + grace for name, (_, grace) in zip(names, unused, strict=True)]
-    over = (row for (row, _), end in zip(unused, ends, strict=True) if end <= seen.elapsed)
-    return idle, tuple(over), min((end for end in ends if end > seen.elapsed), default=math.inf)
+    idle, over = dict[tuple[ContainerKey, dt.datetime], float](), list[Row]()
+    for row, grace in unused:
+        name = row.key, row.answered_at
+        idle[name] = seen.idle.get(name, seen.elapsed)
+        if idle[name] + grace <= seen.elapsed:
+            over.append(row)
+
+    return idle, tuple(over)
 
 
 def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
@@ -229,72 +208,65 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     by_pod = {(key.pod_uid, ids) for key, ids in (seen.recorded or {}).items()}
     recorded = Counter(ids for _, ids in by_pod)
     left = Held().union(*(recorded - Counter(holders.values())))
-    used = dict(_matched(ledger.rows, holders, recorded))
-    owners = {key: holder for holder, keys in used.items() for key in keys}
+    with_row = {
+        row.holder
+        for row in ledger.rows
+        if row.holder and holders.get(row.holder) == frozenset(row.slice_ids)
+    }
+    explained: set[Holder | None] = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
     confirmed: list[Row] = []
     unused: list[tuple[Row, float]] = []
 
     for old in ledger.rows:
-        row, holder, ids = old, owners.get(old.key), frozenset(old.slice_ids)
+        row, holder, ids = old, old.holder, frozenset(old.slice_ids)
+        if holder is None:
+            holder = _only_holder(ids, holders, with_row, recorded[ids])
+        elif holders.get(holder) != ids:
+            holder = None
+
         if holder is not None or (old.holder is None and ids in recorded):
+            explained.add(holder)
             row = msgspec.structs.replace(old, holder=holder, confirmed=True, epoch=seen.epoch)
             if row != old:
                 confirmed.append(row)
 
         if row.holder is None:
             is_used = not held.isdisjoint(ids)  # any holder of these ids may use this row
-        elif row.holder in used:
-            is_used = row.key in used[row.holder]
         else:
             # A container that is listed with other ids was answered anew, for a row of hami mode.
             is_listed = (row.holder.namespace, row.holder.pod) in seen.by_pod
-            is_used = is_listed and row.holder not in holders
+            is_used = holder is not None or (is_listed and row.holder not in holders)
 
         if not is_used:
             unused.append((row, _grace(row, seen, left)))
 
     # Holders of slices that no row explains.
     unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
-    scheduled = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
     strangers = (
         stranger_row(holder, ids, resource, seen)
         for holder, ids in sorted(holders.items())
-        if not (holder in used or holder in scheduled or ids in unheld)
-        and any(map(split_slice_id, ids))
+        if not (holder in explained or ids in unheld) and any(map(split_slice_id, ids))
     )
-    idle, over, due = _closing(unused, seen)
-    return Findings(tuple(confirmed), over, strangers=tuple(strangers), idle=idle, due=due)
+    idle, over = _closing(unused, seen)
+    return Findings(tuple(confirmed), over, strangers=tuple(strangers), idle=idle)
 
 
-def _matched(
-    rows: Sequence[Row], holders: Mapping[Holder, Held], recorded: Mapping[Held, int]
-) -> Iterator[tuple[Holder, frozenset[ContainerKey]]]:
-    """The rows that each holder may use. A holder that no row explains is left out.
+def _only_holder(
+    ids: Held, holders: Mapping[Holder, Held], with_row: Collection[Holder], recorded: int
+) -> Holder | None:
+    """The holder of a row that has these ids and no holder yet.
 
-    A holder has its own rows. It also gets all rows with its ids that have no holder, if it is the
-    only holder of these ids, or the only one without a row. If there are several such holders, or
-    an init container with the same ids on record, their rows cannot be told apart: these rows keep
-    no holder, and stay as long as any container has the ids.
+    That is the only one with these ids, or the only one of them without a row. Otherwise, or if an
+    init container has the same ids on record, the rows cannot be told apart: they keep no holder,
+    and stay as long as any container has the ids.
     """
-    own: dict[Holder, set[ContainerKey]] = {}
-    free: dict[Held, set[ContainerKey]] = {}
-    for row in rows:
-        ids = frozenset(row.slice_ids)
-        if row.holder is None:
-            free.setdefault(ids, set()).add(row.key)
-        elif holders.get(row.holder) == ids:
-            own.setdefault(row.holder, set()).add(row.key)
-
-    sharers = Counter(holders.values())
-    new = Counter(ids for holder, ids in holders.items() if holder not in own)
-    for holder, ids in holders.items():
-        keys = own.get(holder, set())
-        is_alone = sharers[ids] == 1 or (not keys and new[ids] == 1)
-        if is_alone and recorded.get(ids, 0) <= sharers[ids]:
-            keys = keys | free.get(ids, set())
-
-        if keys:
-            yield holder, frozenset(keys)
+    sharers = [holder for holder, held in holders.items() if held == ids]
+    new = [holder for holder in sharers if holder not in with_row]
+    if recorded > len(sharers):
+        return None
+    if len(sharers) == 1:
+        return sharers[0]
+    return new[0] if len(new) == 1 else None
 
 
 def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
@@ -306,13 +278,13 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
     if row.holder is None and row.confirmed and is_new:  # only the file named it: init container
         return LOST_GRACE
     if row.holder is not None and row.confirmed and not is_new:
-        return GONE_GRACE
+        return GRACE  # the kubelet instance that named its holder no longer lists it
     if is_new and not seen.holdings:
         return math.inf  # a kubelet that knows no pod has just started
     if seen.recorded is None:
         return UNREAD_GRACE
 
-    return UNSEEN_GRACE if left.isdisjoint(row.slice_ids) else math.inf
+    return GRACE if left.isdisjoint(row.slice_ids) else math.inf
 
 
 def stranger_row(
@@ -353,16 +325,14 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     rows = ledger.rows_by(Decider.SCHEDULER)
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     adopt = tuple(_adoptions(ledger, seen))
-    idle, over, due = _closing(list(_unused(rows, seen)), seen)
+    idle, over = _closing(_unused(rows, seen), seen)
 
     return Findings(
         confirmed=(*(new for row in rows if (new := _confirm(row, seen)) != row), *kept.confirmed),
         over=(*over, *kept.over),
         adopt=adopt,
         strangers=tuple(_strangers(kept.strangers, adopt, ledger, seen)),
-        leaked=tuple(_leaked(ledger, seen)),
         idle={**idle, **kept.idle},
-        due=min(due, kept.due),
     )
 
 
@@ -394,7 +364,7 @@ def _unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, fl
     """The rows without a container, as far as all views say, and the seconds that each stays.
 
     A kubelet that has just started knows no pod, and deleted pods may still run: rows are not idle
-    under a new kubelet before it was asked, and VANISHED_GRACE is longer than SETTLING.
+    under a new kubelet before it was asked, and GRACE is longer than SETTLING.
     """
     if not seen.table.synced or seen.table.stale:
         return
@@ -405,31 +375,12 @@ def _unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, fl
         if pod is None:
             # What the kubelet has may be the deleted pod, or its successor.
             if name not in seen.by_pod or seen.table.named(*name) is not None:
-                yield row, VANISHED_GRACE
+                yield row, GRACE
         elif pod.phase is Phase.SUCCEEDED:
             yield row, 0.0
         elif pod.phase is Phase.FAILED:
             # One that the kubelet rejects at its start is failed while its containers still run.
-            yield row, VANISHED_GRACE
-
-
-def _leaked(ledger: Ledger, seen: ReconcileFacts) -> Iterator[str]:
-    """The names of container directories that have neither a row nor a pod.
-
-    None while the view is incomplete, or while the kubelet has a pod that the API server does not
-    have: any directory could be that pod's.
-    """
-    pods = [*seen.table.pods.values(), *(stone.pod for stone in seen.table.tombstones)]
-    is_whole = seen.table.synced and not seen.table.stale
-    if not is_whole or not seen.by_pod.keys() <= {pod.key for pod in pods}:
-        return
-
-    owners = {*(pod.uid for pod in pods), *(row.key.pod_uid for row in ledger.rows)}
-    for name, changed in sorted(seen.directories.items()):
-        uid = PodUid(name.partition("_")[0])
-        # Plain mode's names have no UID of a pod, and are left to it.
-        if "-" in uid and uid not in owners and seen.now - changed >= LEAKED_AFTER:
-            yield name
+            yield row, GRACE
 
 
 def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
@@ -455,11 +406,7 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
                 # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = Held()
 
-            # The directory's name is checked only where directories were searched.
-            if ids or (
-                seen.directories
-                and container_directory(pod.uid, container.name) in seen.directories
-            ):
+            if ids or f"{pod.uid}_{container.name}" in seen.directories:
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
@@ -498,10 +445,10 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
 
 
-async def _within(seconds: float, call: Awaitable[T], event: str) -> T | None:
-    """The result of the call; None: it failed or took longer, and the log says so as `event`."""
+async def _within(call: Awaitable[T], event: str) -> T | None:
+    """The result of the call; None: it failed or took too long, and the log says so as `event`."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(DEADLINE):
             return await call
     except (AgentError, TimeoutError) as error:
         log.warning(event, err=str(error) or "out of time")
@@ -519,19 +466,16 @@ class Reconcile:
     - `epoch`: the present kubelet instance. `resource`: the present name.
     - `taken`: the rows that a call is answering or the reconcile is closing, shared with Allocate:
       a row is never answered and closed at the same time.
-    - `rivals`: how many other plugins for the resource are gone; their answers are not known yet.
     - `calls`: the kubelet's requests under way.
     - `adopt`: makes the row of a container that was answered, or returns None if the answer is
-      unreadable. In plain mode it is None: no source has another plugin's answer there, and leaked
-      directories cannot be recognised by their names.
-    - `commit` may raise StateError.
+      unreadable. In plain mode it is None: no source has another plugin's answer there.
+    - `commit` may raise StateError. `say` takes the Events about mismatches.
     """
 
     pods: Cell[PodTable]
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
     taken: set[ContainerKey]
-    rivals: Cell[int]
     calls: IdleWaiter
     witness: Witness
     records: KubeletRecords
@@ -540,13 +484,12 @@ class Reconcile:
     resource: Cell[str]
     adopt: Callable[[Adoption], Awaitable[Row | None]] | None
     commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
+    say: Callable[[NodeEvent], None]
 
     def __post_init__(self) -> None:
         self._idle: Idle = {}
-        self._due = math.inf
-        self._failures = 0
-        """Lists in a row that left something to do."""
-        self._swept_at = -math.inf
+        self._has_searched = False
+        """Whether all containers were adopted that only their directories show."""
         self.mismatches = Tally(
             "allocation_mismatches",
             "Containers for which the kubelet booked other GPUs than were offered and answered.",
@@ -555,15 +498,14 @@ class Reconcile:
     async def run(self) -> NoReturn:
         """Reconcile for ever.
 
-        That is at the start, after answers, for each new kubelet, each minute, when a row's grace
-        ends, and when another plugin is gone.
+        That is at the start, after answers, for each new kubelet, and each minute.
         """
         await self.pods.until(lambda table: table.synced)
-        news = News(self.ledger, self.epoch, self.rivals)
+        news = News(self.ledger, self.epoch)
         known, known_since = None, 0.0
 
         while True:
-            epoch, rivals = self.epoch.value, self.rivals.value
+            epoch = self.epoch.value
             if epoch is None:
                 await news.wait()
                 continue
@@ -573,20 +515,16 @@ class Reconcile:
                 self._idle = {}  # it does not know all its pods yet
 
             done = await self._list(epoch)
-            self._failures = 0 if done else self._failures + 1
             listed_at = loop_time()
 
-            while (self.epoch.value, self.rivals.value) == (epoch, rivals):
-                left = self._next(epoch, listed_at, known_since) - loop_time()
+            while self.epoch.value == epoch:
+                left = listed_at + self._pause(epoch, known_since, is_done=done) - loop_time()
                 if left <= 0:
                     break
                 await news.wait(left)
 
-    def _next(self, epoch: KubeletEpoch, listed_at: float, known_since: float) -> float:
-        """The loop time of the next List if nothing changes."""
-        if 0 < self._failures <= len(RETRIES):
-            return listed_at + RETRIES[self._failures - 1]
-
+    def _pause(self, epoch: KubeletEpoch, known_since: float, *, is_done: bool) -> float:
+        """Seconds from a List to the next one if nothing changes."""
         now, rows = self.clock.now(), self.ledger.value.rows
         # An answer in the future is not young: the clock was set back.
         ages = [
@@ -595,39 +533,34 @@ class Reconcile:
             if not row.confirmed and row.epoch == epoch
         ]
         if any(0 <= age < YOUNG for age in ages):
-            return listed_at + PAUSE
+            return PAUSE
 
-        if loop_time() - known_since < SETTLING and any(row.epoch != epoch for row in rows):
-            return listed_at + SETTLING_PAUSE
+        is_new = loop_time() - known_since < SETTLING
+        if is_new and any(row.epoch != epoch for row in rows):
+            return SETTLING_PAUSE
 
-        return listed_at + PERIOD if self._failures else min(listed_at + PERIOD, self._due)
+        return PERIOD if is_done else RETRY
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
-        """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
+        """Correct the ledger by a List of the kubelet `epoch`. False: something is left to do."""
+        is_plain = self.adopt is None
         # In plain mode a List always waits for the Allocates under way, because it can un-mark ids
         # that decide who has what.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if self.adopt is None else QUIET_WITHIN):
+            async with asyncio.timeout(None if is_plain else QUIET_WITHIN):
                 await self.calls.idle_for(QUIET)
 
-        try:
-            async with asyncio.timeout(DEADLINE):
-                holdings = await retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
-        except (AgentError, TimeoutError) as error:
-            if not self._failures:  # said once until it answers: it is tried again within seconds
-                log.info("reconcile.unanswered", err=str(error) or "out of time")
+        lists = retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
+        holdings = await _within(lists, "reconcile.unanswered")
+        if holdings is None or self.epoch.value != epoch:
             return False
 
-        return self.epoch.value == epoch and await self._apply(holdings, epoch)
-
-    async def _apply(self, holdings: Sequence[Holding], epoch: KubeletEpoch) -> bool:
-        """Compare the ledger with a List and correct it. False: something is left to do."""
-        found, is_plain = None, self.adopt is None
-        if not is_plain and loop_time() - self._swept_at >= SWEEP_PERIOD:
-            found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
+        found = None
+        if not is_plain and not self._has_searched:
+            found = await _within(self.hooks.found(), "hooks.not_searched")
 
         read = self.records.read(self.resource.value)
-        recorded = await _within(DEADLINE, read, "reconcile.records_unread")
+        recorded = await _within(read, "reconcile.records_unread")
         ledger = self.ledger.value
         seen = ReconcileFacts(
             table=self.pods.value,
@@ -636,12 +569,12 @@ class Reconcile:
             now=self.clock.now(),
             elapsed=loop_time(),
             recorded=recorded,
-            directories=found or {},
+            directories=found or (),
             idle=self._idle,
         )
         judge = judge_by_kubelet if is_plain else judge_by_scheduler
         findings = judge(ledger, seen, self.resource.value)
-        self._idle, self._due = findings.idle, findings.due
+        self._idle = findings.idle
 
         # A row that a call is answering is left to the next List, and no call takes one of these.
         over = [row for row in findings.over if row.key not in self.taken]
@@ -669,14 +602,8 @@ class Reconcile:
         finally:
             self.taken.difference_update(closing)
 
-        for name in findings.leaked:
-            log.info("hooks.leaked", directory=name)
-        await self._removed(findings.leaked)
-
         done = len(adopted) == len(findings.adopt) and len(over) == len(findings.over)
-        if found is not None and done:
-            self._swept_at = loop_time()
-
+        self._has_searched = self._has_searched or (done and found is not None)
         return done
 
     async def _removed(self, names: Iterable[str]) -> Sequence[str]:
@@ -687,12 +614,10 @@ class Reconcile:
                 async with asyncio.timeout(DEADLINE):
                     await self.hooks.remove(name)
                 gone.append(name)
-            except AgentError as error:
-                log.warning("hooks.not_removed", directory=name, err=str(error))
-            except TimeoutError:
-                # The disk does not answer: the others wait for the next List.
-                log.warning("hooks.not_removed", directory=name, err="out of time")
-                break
+            except (AgentError, TimeoutError) as error:
+                log.warning("hooks.not_removed", directory=name, err=str(error) or "out of time")
+                if isinstance(error, TimeoutError):
+                    break  # the disk does not answer: the others wait for the next List
 
         return gone
 
@@ -715,19 +640,17 @@ class Reconcile:
             log.warning("reconcile.put_off", err=str(error))
             return False
 
-        for row in confirmed:  # settlement posts the Event of a mismatch
+        for row in confirmed:
             old, is_kept = base.find(row.key), self.ledger.value.find(row.key) == row
             if row.mismatched and is_kept and not (old and old.mismatched and old.confirmed):
                 self.mismatches.add()
-                log.warning(
-                    "ledger.mismatch", ns=row.namespace, pod=row.pod, err=str(mismatch(row))
-                )
+                where = row.namespace, row.pod, row.pod_uid
+                self.say(NodeEvent(MISMATCH_EVENT, str(mismatch(row)), True, *where))
 
         for row in new:
-            event = "ledger.kept_unread" if row.adopted else "ledger.adopted"
-            tell = log.warning if row.adopted else log.info
             container = row.holder and row.holder.container
-            tell(event, ns=row.namespace, pod=row.pod, ctr=container)
+            event = "ledger.kept_unread" if row.adopted else "ledger.adopted"
+            log.info(event, ns=row.namespace, pod=row.pod, ctr=container)
 
         for row in over:
             log.info("ledger.closed", pod_uid=row.key.pod_uid, ctr=row.key.container)

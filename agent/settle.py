@@ -5,12 +5,13 @@ derived again after each change, so a restart finds what the process before it s
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import enum
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import msgspec
@@ -34,9 +35,9 @@ from agent.cluster import (
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNotFound
 from agent.hami.annotations import consume, held_lock
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Allowance, Backoff
+from agent.kit.tasks import Backoff
 from agent.kit.timing import Tally, loop_time
-from agent.ledger import Decider, Ledger, is_over, mismatch
+from agent.ledger import Ledger, is_over
 from agent.ports import Clock, NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
@@ -68,7 +69,6 @@ NOBODY = PodUid("")
 """The pod UID of an effect whose pod is not on this node."""
 
 REFUSED_EVENT = "AllocationRefused"
-MISMATCH_EVENT = "SliceMismatch"
 
 
 class EffectKind(enum.StrEnum):
@@ -96,26 +96,15 @@ class Effect(msgspec.Struct, frozen=True):
     lock: str = ""
 
     @property
-    def place(self) -> tuple[EffectKind, PodUid]:
-        """What is in flight once at most. Two patches of a pod could arrive in the other order."""
-        return self.kind, self.pod_uid
-
-    @property
     def identity(self) -> tuple[EffectKind, PodUid, str]:
         """Effects of equal identity are tried again as one, at growing intervals."""
-        return *self.place, self.lock
-
-    @property
-    def is_rationed(self) -> bool:
-        """Whether it only notes a refusal on a pod and has no lock: see REFUSED."""
-        return self.phase == PHASE_FAILED and not self.lock
+        return self.kind, self.pod_uid, self.lock
 
 
 class SettlementFacts(msgspec.Struct, frozen=True):
     """The facts that settlement reads.
 
     `standing`: for how long the agent has seen this lock while it followed the pods without a gap.
-    `tried`: pods of which a patch was tried; it failed, or no watch shows it yet.
     """
 
     table: PodTable
@@ -123,7 +112,6 @@ class SettlementFacts(msgspec.Struct, frozen=True):
     lock: NodeLock | None
     now: dt.datetime
     standing: dt.timedelta = dt.timedelta(0)
-    tried: frozenset[PodUid] = frozenset()
 
 
 def refusal_text(pod: PodView) -> str:
@@ -139,7 +127,7 @@ def pending_effects(facts: SettlementFacts) -> tuple[Effect, ...]:
     """All effects that are owed now."""
     if not facts.table.synced:
         return ()  # nothing proves that a pod is there, or is not
-    found: dict[tuple[object, ...], Effect] = {}
+    found: dict[tuple[EffectKind, PodUid, str], Effect] = {}
     for effect in (*_for_answered(facts), *_for_refused(facts), *_for_lock(facts)):
         found.setdefault(effect.identity, effect)
     return tuple(found.values())
@@ -147,18 +135,13 @@ def pending_effects(facts: SettlementFacts) -> tuple[Effect, ...]:
 
 def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
     """Settle each pod that has rows, and remove the lock under which it was answered in full."""
-    table, ledger, lock = facts.table, facts.ledger, facts.lock
-    graves = {stone.pod.uid: stone.pod for stone in table.tombstones}
-    names = {pod.key for pod in table.pods.values()}
+    ledger, lock = facts.ledger, facts.lock
     noted = ledger.answered_under(lock.value) if lock else set()
 
-    for uid in dict.fromkeys(row.key.pod_uid for row in ledger.rows_by(Decider.SCHEDULER)):
-        is_there, rows = uid in table.pods, ledger.rows_of(uid)
-        pod = table.pods.get(uid) or graves.get(uid)
-        if pod is None or pod.static or (is_there and pod.terminal):
-            continue  # the lock of a pod that has ended: see _for_lock
-        if not is_there and pod.key in names:
-            continue  # its successor may have taken over the lock
+    for uid, pod in facts.table.pods.items():
+        rows = ledger.rows_of(uid)
+        if not rows or pod.static or pod.terminal:
+            continue  # the lock of a pod that has ended, or is gone: see _for_lock
 
         last = max(rows, key=lambda row: row.answered_at)
         is_complete = {row.key.container for row in rows} >= {
@@ -172,7 +155,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
         text = lock.value if lock and is_complete and uid in noted else ""
         where = uid, pod.namespace, pod.name, due
 
-        if text and is_there and not pod.reusable_name:
+        if text and not pod.reusable_name:
             yield Effect(EffectKind.RELEASE_LOCK, *where, lock=text)
             text = ""
 
@@ -181,24 +164,21 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
         groups = tuple(sorted(row.group for row in rows))
         phase = PHASE_SUCCESS if is_complete else ""
         settle = Effect(EffectKind.SETTLE_POD, *where, phase, groups, text)
-        if text or (is_there and _changes(pod, settle)):
+        if text or _changes(pod, settle):
             yield settle
 
 
 def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
     begun: Counter[str] = Counter()
     for pod in facts.table.pods.values():
-        is_tried = pod.uid in facts.tried
-        if begun[pod.namespace] >= REFUSED_AT_ONCE and not is_tried:
-            continue
-
         is_noted = pod.annotations.get(BIND_PHASE) == PHASE_FAILED
         if pod.static or is_noted or not refusal_text(pod):
             continue
 
-        begun[pod.namespace] += not is_tried  # a patch that fails for good hides no other pod
-        where = pod.uid, pod.namespace, pod.name
-        yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
+        begun[pod.namespace] += 1
+        if begun[pod.namespace] <= REFUSED_AT_ONCE:
+            where = pod.uid, pod.namespace, pod.name
+            yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
 
 
 def _for_lock(facts: SettlementFacts) -> Iterator[Effect]:
@@ -245,46 +225,27 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
     must have stood for UNCLAIMED. An answer in the future is old, because the clock was set back.
     """
     rows = {row.key.container: row for row in facts.ledger.rows_of(pod.uid)}
-    for container in pod.gpu_containers:
-        # Ordinary init containers end before app containers.
-        is_past = container.role is Role.INIT and pod.phase is Phase.RUNNING
-        has_started = is_past or container.running_id is not None or container.has_run
-        if container.name not in rows and not (has_started and facts.standing >= UNCLAIMED):
-            return False
-
     last = max((row.answered_at for row in rows.values()), default=None)
-    return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
+    if last is not None and dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE:
+        return False
+
+    # Ordinary init containers end before app containers.
+    is_past = pod.phase is Phase.RUNNING
+    has_stood = facts.standing >= UNCLAIMED
+    return all(
+        each.name in rows
+        or (has_stood and (each.running_id is not None or each.has_run))
+        or (has_stood and is_past and each.role is Role.INIT)
+        for each in pod.gpu_containers
+    )
 
 
-def events_of(effects: Iterable[Effect], facts: SettlementFacts) -> Iterator[NodeEvent]:
-    """What people are told: why a pod was refused, and that one was given another GPU."""
-    pods, texts = facts.table.pods, list[tuple[PodView, str, str]]()
-    for effect in effects:
-        if effect.is_rationed:
-            pod = pods[effect.pod_uid]
-            texts.append((pod, REFUSED_EVENT, refusal_text(pod)))
-
-    for row in facts.ledger.rows:
-        shown = pods.get(row.pod_uid)
-        if row.mismatched and row.confirmed and shown and not (shown.static or shown.terminal):
-            texts.append((shown, MISMATCH_EVENT, str(mismatch(row))))
-
-    for pod, reason, text in texts:
-        yield NodeEvent(reason, text, True, pod.namespace, pod.name, pod.uid)
-
-
-def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
-    changes: dict[str, str | None] = {}
-    text = pod.annotations.get(TO_ALLOCATE)
-    if effect.groups and text is not None:
-        consumed = consume(text, effect.groups)
-        if consumed != text:
-            changes[TO_ALLOCATE] = consumed
-
-    if effect.phase and pod.annotations.get(BIND_PHASE) != effect.phase:
-        changes[BIND_PHASE] = effect.phase
-
-    return changes
+def _changes(pod: PodView, effect: Effect) -> dict[str, str]:
+    """The annotations that the effect gives to the pod and that it lacks."""
+    wanted = {BIND_PHASE: effect.phase} if effect.phase else {}
+    if TO_ALLOCATE in pod.annotations:
+        wanted[TO_ALLOCATE] = consume(pod.annotations[TO_ALLOCATE], effect.groups)
+    return {key: text for key, text in wanted.items() if pod.annotations.get(key) != text}
 
 
 # Performs what is owed, and retries it until it is done.
@@ -306,14 +267,6 @@ do not delay locks."""
 GRAIN = 0.001
 """Seconds; shorter waits count as 0."""
 
-REFUSED = 220
-REFUSED_REFILL = 2.0
-"""Allowance for patches of refused pods without a lock: 220 at once, which is twice the pods of a
-kubelet, then one every 2 s. A tenant can cause them without end, and nothing waits for them."""
-
-ORPHANED_LOCKS = 64
-"""How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
-
 
 class _Attempt(msgspec.Struct, eq=False):
     """The last try of an effect. `until`: loop time of the next one; None: it is done."""
@@ -329,16 +282,12 @@ class Settlement:
 
     - Locks come first, because the scheduler waits for them.
     - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
-    - An Event is handed on once, and posted beside this. It may be lost.
-
-    `say` takes the Events about pods. Sole writer of `orphaned_locks`: locks, each with the UID of
-    its answered pod, that were still held when that pod was deleted.
+    - When a pod has the note that it was refused, `say` gets an Event about it, which may be lost.
     """
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
     ledger: Cell[Ledger]
-    orphaned_locks: Cell[Mapping[str, PodUid]]
     node_api: NodeApi
     pod_api: PodApi
     say: Callable[[NodeEvent], None]
@@ -350,10 +299,9 @@ class Settlement:
         """A lock's text, and the loop time at which it was first seen with a current pod table."""
         self._tried: dict[tuple[EffectKind, PodUid, str], _Attempt] = {}
         self._active: set[tuple[EffectKind, PodUid]] = set()
+        """What is under way. Two patches of a pod could arrive in the other order."""
         self._ended = Cell(0)
         """How many attempts have ended."""
-        self._ration = Allowance(REFUSED, REFUSED_REFILL)
-        self._said: set[NodeEvent] = set()
         self.results = Tally(
             "outbox_effects_total",
             "Effects that followed an answer, by kind and result.",
@@ -377,20 +325,21 @@ class Settlement:
                     self._open(lock), key=lambda each: (not each.lock, each.identity in self._tried)
                 ):
                     most = PARALLEL if effect.lock else PARALLEL - 1
-                    left = self._left(effect)
+                    last, place = self._tried.get(effect.identity), effect.identity[:2]
+                    left = (effect.due - self.clock.now()).total_seconds()
+                    if last and last.until:
+                        left = max(left, last.until - loop_time())
+
                     if left > GRAIN:
                         waits.append(left)
-                    elif len(self._active) < most and effect.place not in self._active:
-                        if effect.is_rationed:
-                            self._ration.spend(loop_time())
-
-                        self._active.add(effect.place)
+                    elif len(self._active) < most and place not in self._active:
+                        self._active.add(place)
                         group.create_task(self._perform(effect))
 
                 await news.wait(min(waits, default=None))
 
     def _open(self, lock: NodeLock | None) -> list[Effect]:
-        """What is owed and not done. Events about it are handed on."""
+        """What is owed and not done."""
         table = self.pods.value
         # The time of a lock restarts after a gap in the pod watch: an owner that was bound in the
         # gap is not in the table at once.
@@ -400,22 +349,9 @@ class Settlement:
             self._sighting = lock.value, loop_time()
 
         stood = loop_time() - self._sighting[1] if self._sighting else 0.0
-        facts = SettlementFacts(
-            table,
-            self.ledger.value,
-            lock,
-            self.clock.now(),
-            dt.timedelta(seconds=stood),
-            frozenset(uid for kind, uid, _ in self._tried if kind is EffectKind.SETTLE_POD),
-        )
+        standing, now = dt.timedelta(seconds=stood), self.clock.now()
+        facts = SettlementFacts(table, self.ledger.value, lock, now, standing)
         found = pending_effects(facts)
-
-        for event in events_of(found, facts):
-            if event not in self._said:
-                self._said.add(event)
-                self.say(event)
-
-        self._said = {event for event in self._said if event.pod_uid in table.pods}
 
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         current = {each.identity for each in found}
@@ -428,13 +364,6 @@ class Settlement:
         # What is done is owed until the views show it.
         done = {last.effect for last in self._tried.values() if last.until is None}
         return [each for each in found if each not in done]
-
-    def _left(self, effect: Effect) -> float:
-        last = self._tried.get(effect.identity)
-        pause = last.until - loop_time() if last and last.until else 0.0
-        if effect.is_rationed:
-            pause = max(pause, self._ration.wait(loop_time()))
-        return max(pause, (effect.due - self.clock.now()).total_seconds())
 
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
@@ -452,7 +381,7 @@ class Settlement:
             where = {"kind": effect.kind.value, "ns": effect.namespace, "pod": effect.pod}
             log.warning("settlement.put_off", **where, again_in=delay, err=str(error))
         finally:
-            self._active.discard(effect.place)
+            self._active.discard(effect.identity[:2])
 
         self.results.add(effect.kind.value, result)
         self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
@@ -469,16 +398,15 @@ class Settlement:
         Raises:
             ApiError: it must be tried again.
         """
-        table, was_here = self.pods.value, False
         if effect.kind is EffectKind.SETTLE_POD:
             result = await self._patch(effect)
             if result == "dropped" or not effect.lock:
                 return result
-
-            was_here = result == "done"
         elif effect.pod_uid == NOBODY:
-            shown = table.named(effect.namespace, effect.pod)
-            owner = shown or await self._get(effect)
+            owner = shown = self.pods.value.named(effect.namespace, effect.pod)
+            # A node's identity may not read a pod that is gone or not bound to it yet.
+            with contextlib.suppress(ApiForbidden):
+                owner = shown or await self.pod_api.get_pod(effect.namespace, effect.pod)
             # A shown pod that asks for no GPU of ours is why the lock goes: see _for_lock.
             if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
                 raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
@@ -491,21 +419,6 @@ class Settlement:
             return "dropped"  # the Node is gone
 
         log.info("lock.released", ns=effect.namespace, pod=effect.pod)
-        if was_here:
-            # Was the pod deleted since the patch? Then the next pod of that name may have taken the
-            # lock meanwhile. One that was deleted before the patch does not matter: a tenant can
-            # replace an answered pod at any time.
-            try:
-                now = await self._get(effect)
-            except ApiError as error:
-                log.warning(
-                    "lock.owner_unknown", ns=effect.namespace, pod=effect.pod, err=str(error)
-                )
-            else:
-                if now is None or now.uid != effect.pod_uid:
-                    noted = {**self.orphaned_locks.value, effect.lock: effect.pod_uid}
-                    self.orphaned_locks.set(dict(list(noted.items())[-ORPHANED_LOCKS:]))
-
         return "done"
 
     async def _patch(self, effect: Effect) -> str:
@@ -529,11 +442,8 @@ class Settlement:
                 return "dropped"
             raise
 
-        return "done"
+        if pod is not None and changes.get(BIND_PHASE) == PHASE_FAILED:
+            where = pod.namespace, pod.name, pod.uid
+            self.say(NodeEvent(REFUSED_EVENT, refusal_text(pod), True, *where))
 
-    async def _get(self, effect: Effect) -> PodView | None:
-        """The pod of that name as it is now. Raises ApiError."""
-        try:
-            return await self.pod_api.get_pod(effect.namespace, effect.pod)
-        except ApiForbidden:
-            return None  # a node's identity may not read a pod that is gone or not bound to it yet
+        return "done"

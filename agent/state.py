@@ -11,22 +11,12 @@ import msgspec
 import structlog
 from msgspec.structs import asdict
 
-from agent.cluster import NodeEvent, PodTable, PodUid
+from agent.cluster import NodeEvent
 from agent.errors import Refusal, StateCorrupt, StateError, cap
 from agent.health.judge import stepped
-from agent.kit.cell import Cell, News
+from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Tally, await_event
-from agent.ledger import (
-    PLAIN,
-    ContainerKey,
-    Decider,
-    Holder,
-    JournalEntry,
-    KubeletEpoch,
-    Ledger,
-    Row,
-    State,
-)
+from agent.ledger import PLAIN, ContainerKey, Decider, Holder, JournalEntry, Ledger, Row, State
 from agent.model import GpuUuid, Health
 from agent.ports import Clock, Disk
 
@@ -66,12 +56,10 @@ def unseal(content: bytes, kind: str, shape: type[_Shape]) -> _Shape:
     Raises StateCorrupt, which says what is wrong.
     """
     file = _decode(content, _Envelope)
-    if file.kind != kind:
-        raise StateCorrupt(f"it is not a file of kind {kind}: its kind is {cap(file.kind, 40)}")
-
-    if file.version not in (VERSION, VERSION + 1):
+    if file.kind != kind or file.version not in (VERSION, VERSION + 1):
         raise StateCorrupt(
-            f"it has version {file.version}; this agent reads versions {VERSION} and {VERSION + 1}"
+            f"its kind is {cap(file.kind, 40)} and it has version {file.version}; this agent reads "
+            f"{kind}, versions {VERSION} and {VERSION + 1}"
         )
 
     raw = bytes(file.data)
@@ -88,55 +76,35 @@ def _decode(content: bytes, shape: type[_Shape]) -> _Shape:
         raise StateCorrupt(f"it cannot be read: {cap(str(error), 120)}") from error
 
 
-# The last good copy of the settings: the files' raw bytes, in the state directory's envelope.
-
 LAST_GOOD_KIND = "hami-agent-settings"
-
-
-# The checkpoint: the ledger and the health memory, in an envelope with a checksum.
-#
-# Unknown keys are ignored and missing ones get their defaults, so a downgrade by one version keeps
-# every row.
+"""Of the last good copy of the settings."""
 
 KIND = "hami-agent-state"
+"""Of the checkpoint: the ledger and the health memory."""
 
 _NOBODY: Final = Holder("", "", "")
 
 
-def _read(fields: Mapping[str, object], decider: Decider) -> Row:
-    """The row that the file has as `fields`. Raises msgspec.ValidationError."""
-    others: dict[str, object] = {"decided_by": decider}
-
-    # The agent of the version before wrote no holder of a row that the scheduler decided, and no
-    # key of another.
-    if decider is Decider.SCHEDULER and "holder" not in fields:
-        key = msgspec.convert(fields.get("key"), ContainerKey)
-        names = {name: fields.get(name) for name in ("namespace", "pod")}
-        others |= {"holder": {**names, "container": key.container}}
-    elif "key" not in fields:
-        is_known = fields.get("recorded", False) or fields.get("holder") is not None
-        key = ContainerKey(msgspec.convert(fields.get("uid"), PodUid), PLAIN)
-        others |= {"key": key, "confirmed": is_known}
-
-    return msgspec.convert({**fields, **others}, Row)
-
-
 class _LedgerData(msgspec.Struct, frozen=True):
-    """The rows by who decided them. Earlier agents also kept an outbox, which rows replace."""
+    """The rows by who decided them."""
 
     rows: tuple[dict[str, object], ...] = ()
     plain: tuple[dict[str, object], ...] = ()
 
 
-class _StateData(msgspec.Struct, frozen=True):
-    """The payload, as decoded."""
+def _present_form(fields: Mapping[str, object], decider: Decider) -> Mapping[str, object]:
+    """The fields of a row, also of one that version 0.1.0 wrote."""
+    former: dict[str, object]
+    if decider is Decider.SCHEDULER:
+        names = {name: fields.get(name) for name in ("namespace", "pod")}
+        key = msgspec.convert(fields.get("key"), ContainerKey)
+        former = {"holder": {**names, "container": key.container}}
+    else:
+        is_known = fields.get("recorded", False) or fields.get("holder") is not None
+        key_fields = {"pod_uid": fields.get("uid"), "container": PLAIN}
+        former = {"key": key_fields, "confirmed": is_known}
 
-    generation: int
-    boot_id: str
-    machine_id: str
-    ledger: _LedgerData
-    health: dict[str, Health]
-    booted_at: dt.datetime | None = None
+    return {**former, **fields, "decided_by": decider}
 
 
 def encode_state(state: State) -> bytes:
@@ -145,8 +113,8 @@ def encode_state(state: State) -> bytes:
         "generation": state.generation,
         "boot_id": state.boot_id,
         "machine_id": state.machine_id,
-        # An agent of the version before looks for an outbox, for the names of a holder beside its
-        # row, and for `uid` and `recorded`.
+        # Version 0.1.0 looks for an outbox, for the names of a holder beside its row, and for `uid`
+        # and `recorded`.
         "ledger": {
             "rows": [
                 {**asdict(row.holder or _NOBODY), **asdict(row)}
@@ -169,30 +137,19 @@ def decode_state(content: bytes, machine_id: str = "") -> State:
 
     Raises StateCorrupt, which says what is wrong.
     """
-    data = unseal(content, KIND, _StateData)
-    if machine_id and data.machine_id not in {"", machine_id}:
+    data = unseal(content, KIND, dict[str, object])
+    try:
+        found = msgspec.convert(data.get("ledger"), _LedgerData)
+        rows = [_present_form(fields, Decider.SCHEDULER) for fields in found.rows]
+        rows += [_present_form(fields, Decider.KUBELET) for fields in found.plain]
+        state = msgspec.convert({**data, "ledger": {"rows": rows}}, State)
+    except msgspec.ValidationError as error:
+        raise StateCorrupt(f"it cannot be read: {cap(str(error), 120)}") from error
+
+    if machine_id and state.machine_id not in {"", machine_id}:
         raise StateCorrupt("it belongs to another machine")
 
-    rows: list[Row] = []
-    for place, found, decider in (
-        ("rows", data.ledger.rows, Decider.SCHEDULER),
-        ("plain", data.ledger.plain, Decider.KUBELET),
-    ):
-        for number, fields in enumerate(found):
-            try:
-                rows.append(_read(fields, decider))
-            except msgspec.ValidationError as error:
-                text = f"{cap(str(error), 120)} of ledger.{place}[{number}]"
-                raise StateCorrupt(f"it cannot be read: {text}") from error
-
-    return State(
-        generation=data.generation,
-        boot_id=data.boot_id,
-        machine_id=machine_id or data.machine_id,
-        ledger=Ledger(tuple(rows)),
-        health={GpuUuid(uuid): health for uuid, health in data.health.items()},
-        booted_at=data.booted_at,
-    )
+    return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
 
 
 # The durable state: sole writer of the ledger. It writes to disk before it publishes.
@@ -206,10 +163,7 @@ log = structlog.get_logger(__name__)
 CURRENT = "state.json"
 PREVIOUS = "state.previous.json"
 UNREADABLE = "state.unreadable.json"
-PREVIOUS_UNREADABLE = "state.previous.unreadable.json"
-"""Copies of unreadable generations, kept for analysis."""
-
-_ASIDE = {CURRENT: UNREADABLE, PREVIOUS: PREVIOUS_UNREADABLE}
+"""A copy of the last unreadable CURRENT, for analysis: another version may have written it."""
 
 RETRY = 0.5
 """Seconds after a failed write until the next one: no slice is on offer until one succeeds."""
@@ -226,22 +180,23 @@ Change = Callable[[Ledger], Ledger]
 class Recovered(msgspec.Struct, frozen=True):
     """The state with which the agent starts.
 
-    `notice`: what the operator should know about the recovery. Empty if the newest generation was
-    readable or the node is new. If no generation was readable, the ledger is empty, and reconcile
-    rebuilds the rows from annotations and the kubelet.
+    - `notice`: what the operator should know about the recovery. Empty if the newest generation was
+      readable or the node is new. If no generation was readable, the ledger is empty, and reconcile
+      rebuilds the rows from annotations and the kubelet.
+    - `keep`: the name that CURRENT gets at the next write.
     """
 
     state: State
     notice: str = ""
+    keep: str = PREVIOUS
 
 
 async def recover(
     disk: Disk, *, boot_id: str, machine_id: str, booted_at: dt.datetime | None = None
 ) -> Recovered:
-    """The newest readable generation of this host, or an empty one.
+    """The newest readable generation of this host, or an empty one. Nothing is written.
 
     - If the newest generation is unreadable, the one before it is used, and `notice` says so.
-    - If none is readable, copies are kept: they may be of another version of the agent.
     - `booted_at`: the time of the boot by the present clock. Within one boot, the times of health
       follow a step of the clock.
     - Without a machine id, as in a container, the state of any machine is accepted.
@@ -250,14 +205,12 @@ async def recover(
         StateError: a file could not be read, as opposed to being unusable.
     """
     problems: list[StateError] = []
-    found: dict[str, bytes] = {}
-    state: State | None = None
-
+    is_new = True
     for name in (CURRENT, PREVIOUS):
         try:
             content = await disk.read(name)
             if content is not None:
-                found[name] = content
+                is_new = False
                 state = decode_state(content, machine_id)
                 break
             problems.append(StateCorrupt(f"{name} is missing"))
@@ -265,42 +218,35 @@ async def recover(
             problems.append(StateCorrupt(f"{name} is not usable: {error}"))
         except StateError as error:
             problems.append(error)
-
-    if state is not None:
-        before = state.booted_at if state.boot_id == boot_id else None
-        health = {uuid: stepped(one, before, booted_at) for uuid, one in state.health.items()}
-        state = msgspec.structs.replace(state, health=health, booted_at=booted_at)
-        if not problems:
-            return Recovered(state)
-        outcome = f"continued from generation {state.generation} in {PREVIOUS}"
-        # Otherwise the next write would keep the unreadable file as the previous generation.
-        writes: list[tuple[str, bytes, str | None]] = [(CURRENT, found[PREVIOUS], UNREADABLE)]
     else:
+        # A file that cannot be read may be whole: rows that it has must not be lost.
         for problem in problems:
             if not isinstance(problem, StateCorrupt):
                 raise problem
-        state = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
-        if not found:
-            return Recovered(state)  # a new node
-        kept = " and ".join(f"{name} is kept as {_ASIDE[name]}" for name in found)
-        outcome = f"rebuilding from the pods' annotations and the kubelet; {kept}"
-        writes = [(_ASIDE[name], content, None) for name, content in found.items()]
+        state = State(boot_id=boot_id, machine_id=machine_id)
 
-    notice = f"{'; '.join(map(str, problems))}; {outcome}"
-    for name, content, keep in writes:
-        try:
-            await disk.replace(name, content, keep=keep)
-        except StateError as error:
-            notice += f"; {error}"
+    before = state.booted_at if state.boot_id == boot_id else None
+    health = {uuid: stepped(one, before, booted_at) for uuid, one in state.health.items()}
+    state = msgspec.structs.replace(state, health=health, booted_at=booted_at)
+    if not problems or is_new:
+        return Recovered(state)
 
-    return Recovered(state, notice)
+    # The next write must not make an unreadable file the previous generation.
+    outcome = "rebuilding from the pods' annotations and the kubelet"
+    if state.generation:
+        outcome = f"continued from generation {state.generation} in {PREVIOUS}"
+    notice = (
+        f"{'; '.join(map(str, problems))}; {outcome}; the unusable file is kept as {UNREADABLE}"
+    )
+    return Recovered(state, notice, UNREADABLE)
 
 
 class StateService:
     """Writes generations, one at a time. `commit()` returns only while `run()` is running."""
 
-    def __init__(self, *, disk: Disk, recovered: State, boot_id: str) -> None:
+    def __init__(self, *, disk: Disk, recovered: State, boot_id: str, keep: str = PREVIOUS) -> None:
         self._disk = disk
+        self._keep = keep
         self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
         self._waiting: dict[asyncio.Future[None], Change] = {}
         self._health = recovered.health
@@ -375,7 +321,7 @@ class StateService:
         """
         batch = {done: one for done, one in self._waiting.items() if not done.done()}
         self._waiting = {}
-        result: StateError | None = StateError("the agent stopped before the disk had it")
+        error: StateError | None = StateError("the agent stopped before the disk had it")
         self.is_idle = False
         try:
             ledger = self._state.ledger
@@ -385,37 +331,35 @@ class StateService:
             state = msgspec.structs.replace(self._state, ledger=ledger, health=self._health)
             if state != self._state or self.error.value:
                 state = msgspec.structs.replace(state, generation=state.generation + 1)
-                with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
-                    await self._disk.replace(CURRENT, encode_state(state), keep=PREVIOUS)
+                with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._hung(batch)):
+                    await self._disk.replace(CURRENT, encode_state(state), keep=self._keep)
 
-                self._state, self._is_late = state, False
+                self._state, self._keep = state, PREVIOUS
                 if self.error.set(""):
                     log.info("state.writable", generation=state.generation)
 
-            result = None
-        except StateError as error:
-            result = error
-            if not self._is_late:  # a write that hung is already counted
-                self.errors.add()
-            self._is_late = False
-            if self.error.set(str(error)):
-                log.error("state.unwritable", err=str(error))  # noqa: TRY400 -- no bug
+            error = None
+        except StateError as failure:
+            self._failed(str(failure), batch)
         finally:
-            self.is_idle = True
-            _resolve(batch, result)
+            self.is_idle, self._is_late = True, False
+            _resolve(batch, error)
 
         # In this order, the callers continue before the followers of the ledger.
         self.ledger.set(self._state.ledger)
 
-    def _tell_late(self, batch: Iterable[asyncio.Future[None]]) -> None:
-        """Set `error` while the write hangs; end the calls that wait for it."""
-        silence = f"the disk has not answered for {COMMIT_DEADLINE:g} s"
-        text = f"{silence}: look at {self._disk.place}'s disk"
+    def _hung(self, batch: Iterable[asyncio.Future[None]]) -> None:
+        place = self._disk.place
+        text = f"the disk has not answered for {COMMIT_DEADLINE:g} s: look at {place}'s disk"
         self._is_late = True
+        self._failed(text, [*batch, *self._waiting])
+
+    def _failed(self, text: str, calls: Iterable[asyncio.Future[None]]) -> None:
+        """Say that the state cannot be written, and end the calls that wait for it."""
         self.errors.add()
-        log.error("state.unanswered", err=text)
-        self.error.set(text)
-        _resolve([*batch, *self._waiting], StateError(text))
+        if self.error.set(text):
+            log.error("state.unwritable", err=text)
+        _resolve(calls, StateError(text))
 
 
 def _resolve(batch: Iterable[asyncio.Future[None]], error: StateError | None) -> None:
@@ -439,8 +383,8 @@ class NodeJournal:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._changes: deque[JournalEntry] = deque(maxlen=LIMIT)
-        self._refusals: deque[JournalEntry] = deque(maxlen=LIMIT)
+        self.changes: deque[JournalEntry] = deque(maxlen=LIMIT)
+        self.refusals: deque[JournalEntry] = deque(maxlen=LIMIT)
         self.started = clock.now()
 
     @property
@@ -451,43 +395,15 @@ class NodeJournal:
     def changed(self, event: NodeEvent) -> None:
         """Record an Event of the agent."""
         what = event.reason, event.text, event.warning, event.namespace, event.pod
-        self._changes.append(JournalEntry(self._clock.now(), *what))
-
-    async def follow(self, pods: Cell[PodTable], epoch: Cell[KubeletEpoch | None]) -> NoReturn:
-        """Record when the API server is lost and comes back, and when another kubelet is there."""
-        lost_at, kubelet, news = pods.value.lost_at, epoch.value, News(pods, epoch)
-        while True:
-            await news.wait()
-            table, present = pods.value, epoch.value
-            if lost_at is None and table.lost_at:
-                text = f"this node's pods cannot be followed: {table.lost_reason}"
-                self.changed(NodeEvent("ApiServerLost", text, warning=True))
-            elif lost_at and table.lost_at is None:
-                text = f"this node's pods are followed again, lost at {lost_at:%H:%M:%S} UTC"
-                self.changed(NodeEvent("ApiServerBack", text, warning=False))
-
-            if kubelet is not None and present is not None and present != kubelet:
-                text = f"its socket is a new one, of {present.since:%H:%M:%S} UTC"
-                self.changed(NodeEvent("KubeletRestarted", text, warning=False))
-
-            lost_at, kubelet = table.lost_at, present or kubelet
+        self.changes.append(JournalEntry(self._clock.now(), *what))
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""
         holder = row.holder if row and row.holder else _NOBODY
         entry = JournalEntry(self._clock.now(), refusal.gate.value, refusal.sentence)
-        self._refusals.append(msgspec.structs.replace(entry, **asdict(holder)))
+        self.refusals.append(msgspec.structs.replace(entry, **asdict(holder)))
 
-    @property
-    def changes(self) -> tuple[JournalEntry, ...]:
-        """The changes of the last 24 h, the newest first."""
-        return self._recent(self._changes)
-
-    @property
-    def refusals(self) -> tuple[JournalEntry, ...]:
-        """The refusals of the last 24 h, the newest first."""
-        return self._recent(self._refusals)
-
-    def _recent(self, entries: deque[JournalEntry]) -> tuple[JournalEntry, ...]:
+    def recent(self, entries: deque[JournalEntry]) -> tuple[JournalEntry, ...]:
+        """Those of the last 24 h, the newest first."""
         oldest = self._clock.now() - KEPT
         return tuple(entry for entry in reversed(entries) if entry.at > oldest)

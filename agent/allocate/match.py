@@ -184,8 +184,7 @@ class Evidence(msgspec.Struct):
     - `ledger`: includes rows that are being written.
     - `former_locks`: the removed locks that still prove a right, the last one first.
     - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
-      than the rows. `orphaned_locks`: those of these locks that still stood when their pod was
-      gone.
+      than the rows.
     - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
     - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
     - `known_before`: whether the kubelet knew a name when it began this call's container. A missing
@@ -214,7 +213,6 @@ class Evidence(msgspec.Struct):
     now: dt.datetime = ALWAYS
     former_locks: tuple[NodeLock, ...] = ()
     used_locks: Mapping[str, PodUid] = {}
-    orphaned_locks: Mapping[str, PodUid] = {}
     registered: Mapping[GpuUuid, GpuUse] = {}
     claimed: frozenset[PodUid] = frozenset()
     known_before: Mapping[PodKey, bool] = {}
@@ -882,10 +880,9 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
 
     A former lock counts because another vendor's plugin removes the shared lock when its own part
     of the pod is done. A lock under which another pod of the same name was answered proves nothing:
-    a tenant can make such a pod, and a late watch still shows the removed lock. There are two
-    exceptions: the present lock after a GET of the Node, because two pods of a name can take it
-    within 1 s; and a lock that outlived the answered pod, because HAMi lets the next pod of the
-    name take it over.
+    a tenant can make such a pod, and a late watch still shows the removed lock. Exception: the
+    present lock after a GET of the Node, because two pods of a name can take it within 1 s, and
+    HAMi lets the next pod of the name take it over.
     """
     if _is_made_with_its_node(pod):
         return None
@@ -895,7 +892,7 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
             is_read = lock is evidence.lock and evidence.asked.get(LookAtNode)
             users = {evidence.used_locks.get(lock.value)}
             users |= evidence.ledger.answered_under(lock.value)
-            if is_read or users <= {None, pod.uid, evidence.orphaned_locks.get(lock.value)}:
+            if is_read or users <= {None, pod.uid}:
                 return lock
     return None
 

@@ -460,8 +460,6 @@ class HamiAllocation(Allocation):
 
     The facts that it reads, and the peers that it asks:
 
-    - `orphaned_locks`: the locks that still stood when the pod that was answered under them was
-      gone.
     - `match`: how pods are matched.
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
     - `refresh`: makes the one LIST of this node's pods; with `is_owners`: the lock's owner may need
@@ -472,7 +470,6 @@ class HamiAllocation(Allocation):
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
-    orphaned_locks: Cell[Mapping[str, PodUid]]
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
@@ -750,7 +747,6 @@ class Inquiry:
             registered=source.registered(),
             claimed=source.claimed(),
             used_locks=source.used_locks,
-            orphaned_locks=source.orphaned_locks.value,
             known_before=turn.there if turn else {},
             beside=beside,
         )

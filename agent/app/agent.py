@@ -110,25 +110,16 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
 
     library = settings.nvml_library
-    driver = NvmlDriver(
-        path=Path(library) if library else None,
-        driver_root=settings.driver_root,
-        sys_root=settings.paths.sysfs,
-    )
+    driver = NvmlDriver(path=Path(library) if library else None, driver_root=settings.driver_root)
     try:
         yield driver
     finally:
         await driver.close()
 
 
-# Seconds before each restart of a task, the last of them repeatedly, and their jitter.
-SOCKET = (0.1, 0.5, 1.0, 10.0), 0.0
-REGISTER = (0.05, 0.1, 0.5, 1.0, 10.0), 0.2
-DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
-WEB = (0.5, 1.0, 10.0, 30.0), 0.0
-KUBELET = (1.0, 5.0, 15.0, 60.0), 0.0
-API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
-COPY = (30.0, 300.0), 0.0
+SLOWLY = (1.0, 2.0, 5.0, 15.0, 30.0), 0.3
+"""Seconds before each restart of a task that asks the driver, the kubelet or the API server, the
+last of them repeatedly; and the jitter."""
 
 
 class StartFacts(msgspec.Struct, frozen=True):
@@ -174,7 +165,7 @@ class NodeAgent:
         # The facts, their file, and what people are told.
         self.facts = facts = SharedCells(settings)
         self.state = state = StateService(
-            disk=adapters.disk, recovered=before, boot_id=found.boot_id
+            disk=adapters.disk, recovered=before, boot_id=found.boot_id, keep=found.recovered.keep
         )
         self.writers = [Task("state", state.run)]
         self.journal = NodeJournal(clock)
@@ -239,7 +230,6 @@ class NodeAgent:
             self.server,
             self.kubelet,
             partial(register.register_plugin, kubelet_socket, fenced=settings.fenced),
-            self.server.streams,
             chance,
         )
         self.rivals = register.Rivals(plugins, facts.resource, self.registration, say)
@@ -253,7 +243,7 @@ class NodeAgent:
         self.services = [
             Task("settings", self.settings.follow_files),
             Task("settings_labels", self.settings.follow_labels),
-            Task("settings_copy", self.settings.keep_copy, COPY),
+            Task("settings_copy", self.settings.keep_copy, SLOWLY),
             Task("inventory", self.keeper.run),
             Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
             Task(
@@ -262,18 +252,18 @@ class NodeAgent:
                     report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
                 ),
             ),
-            Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
-            Task("discovery", _after(self.settings.await_labels, self.discovery.run), DRIVER),
-            Task("health", self.health.run, DRIVER),
-            Task("samples", self.samples.run, DRIVER),
+            Task("discovery", _after(self.settings.await_labels, self.discovery.run), SLOWLY),
+            Task("health", self.health.run, SLOWLY),
+            Task("samples", self.samples.run, SLOWLY),
             Task("kubelet", self.kubelet.run),
             Task("recent", self.recent.run),
-            Task("journal", partial(self.journal.follow, facts.pods, self.kubelet.epoch)),
         ]
         self.doors: list[Task] = []
 
+        # An empty list would remove every slice.
+        first_list = partial(facts.slices.until, lambda listed: listed.generation > 0)
         # Who only observes acts on no pod, lock, row or directory.
         if not self.observes:
             self.services += [
@@ -282,10 +272,10 @@ class NodeAgent:
                 Task("clearing", partial(clear_directories, adapters.hooks, self.cleared)),
             ]
             self.doors += [
-                Task("plugin", self.server.run, SOCKET),
-                # An empty list would remove every slice.
-                Task("registration", _after(self._listed, self.registration.run), REGISTER),
-                Task("rival", self.rivals.run, SOCKET),
+                Task("plugin", self.server.run),
+                Task("plugin_lost", self.server.until_lost, None),
+                Task("registration", _after(first_list, self.registration.run)),
+                Task("rival", self.rivals.run),
             ]
 
         self.session: client.KubeSession | None = None
@@ -341,7 +331,6 @@ class NodeAgent:
             ledger=state.ledger,
             epoch=self.kubelet.epoch,
             taken=allocation.taken,
-            rivals=self.rivals.gone,
             calls=self.server.admissions,
             witness=self.witness,
             records=records,
@@ -350,12 +339,13 @@ class NodeAgent:
             resource=facts.resource,
             adopt=adopt,
             commit=state.commit,
+            say=say,
         )
         if not self.observes:
-            self.services.append(Task("reconcile", self.reconcile.run, KUBELET))
+            self.services.append(Task("reconcile", self.reconcile.run, SLOWLY))
 
         post_event = None if self.events is None or self.observes else self.events.post
-        self.services.append(Task("announcer", partial(self.notices.post_all, post_event), API))
+        self.services.append(Task("announcer", partial(self.notices.post_all, post_event), SLOWLY))
 
     def _join_scheduler(
         self, connection: Connection, records: witness.KubeletRecordsFile
@@ -379,7 +369,6 @@ class NodeAgent:
             node=facts.node,
             inventory=facts.inventory,
             ledger=state.ledger,
-            orphaned_locks=facts.orphaned_locks,
             match=facts.match,
             edits=facts.edits,
             registered=self.recent.greatest,
@@ -407,12 +396,10 @@ class NodeAgent:
 
         # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
         pod_events = report.NodeEventQueue()
-        pod_events.unposted = self.notices.unposted
         settlement = settle.Settlement(
             pods=facts.pods,
             node=facts.node,
             ledger=state.ledger,
-            orphaned_locks=facts.orphaned_locks,
             node_api=api,
             pod_api=api,
             say=pod_events.say,
@@ -420,21 +407,21 @@ class NodeAgent:
             chance=chance,
         )
 
-        self.services.append(Task("node", node.run, API))
+        self.services.append(Task("node", node.run, SLOWLY))
         # The Node's labels come before the first report: profiles may depend on them.
-        self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), API))
+        self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), SLOWLY))
         if not observes:
             self.services += [
-                Task("pods", pods.run, API),
+                Task("pods", pods.run, SLOWLY),
                 Task("kubelet_start", allocation.run),
-                Task("settlement", settlement.run, API),
-                Task("pod_announcer", partial(pod_events.post_all, poster.post), API),
+                Task("settlement", settlement.run, SLOWLY),
+                Task("pod_announcer", partial(pod_events.post_all, poster.post), SLOWLY),
             ]
             if settings.node_condition:
                 condition = partial(
                     report.keep_condition, api.set_condition, facts.inventory, facts.node, clock
                 )
-                self.services.append(Task("condition", condition, API))
+                self.services.append(Task("condition", condition, SLOWLY))
 
         self.api_tallies = (
             node.restarts,
@@ -472,10 +459,6 @@ class NodeAgent:
         """Run the node checks as soon as the state's disk fails or recovers."""
         async for _ in self.state.error.follow():
             self.withholder.look()
-
-    async def _listed(self) -> None:
-        """Wait for the first list of slices."""
-        await self.facts.slices.until(lambda listed: listed.generation > 0)
 
     def _node_checks(self) -> list[inventory.NodeCheck]:
         """The node checks that the settings need: what they find would refuse every new pod."""

@@ -8,13 +8,13 @@ scheduler or resource name is refused, with all that came with it, while pods ho
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 import structlog
 
 from agent import __version__
-from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
+from agent.cluster import NodeEvent, NodeView, PodTable
 from agent.errors import SettingsError
 from agent.host.system import Systemd
 from agent.kit.cell import Cell
@@ -68,7 +68,6 @@ class SharedCells:
         self.slices = Cell(SliceList())
         self.pods = Cell(PodTable())
         self.node: Cell[NodeView | None] = Cell(None)
-        self.orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
 
 
 @dataclasses.dataclass(eq=False)

@@ -61,7 +61,6 @@ from agent.cli.main import (
     Unreachable,
     add_output,
     fail,
-    nearest,
 )
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
 from agent.cli.status import status_at
@@ -202,8 +201,8 @@ def _groups(text: str) -> frozenset[str]:
     """Read the value of --only and --skip. Raises ArgumentTypeError."""
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in CHECKS]:
-        hint = nearest(unknown[0], CHECKS) or f"; the groups are {_GROUPS}"
-        raise argparse.ArgumentTypeError(f"there is no group {cap(unknown[0], 64)!r}{hint}")
+        text = f"there is no group {cap(unknown[0], 64)!r}; the groups are {_GROUPS}"
+        raise argparse.ArgumentTypeError(text)
 
     return frozenset(words)
 

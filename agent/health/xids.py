@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.model import Action, Condition
-from agent.setting import HOW, Field, ValueType, WrongValue, duration, shown, text, texts
+from agent.setting import HOW, Field, ValueType, WrongValue, duration, text, texts
 
 FELL_OFF_THE_BUS: Final = 79
 
@@ -265,7 +265,7 @@ def _class_of(item: str) -> tuple[int, XidClass]:
     xid, _, name = (part.strip() for part in item.partition("="))
     is_xid = xid.isascii() and xid.isdigit() and len(xid) < 6 and 0 < int(xid) <= _MOST_XID
     if not is_xid or name not in [*XidClass]:
-        raise WrongValue(f"expected XID=CLASS with one of {', '.join(XidClass)}", shown(item))
+        raise WrongValue(f"expected XID=CLASS with one of {', '.join(XidClass)}")
     return int(xid), XidClass(name)
 
 
@@ -273,7 +273,7 @@ def _xid_classes(value: object) -> tuple[str, ...]:
     items: tuple[str, ...] = texts(value)
     named = [_class_of(item)[0] for item in items]
     if twice := sorted({xid for xid in named if named.count(xid) > 1}):
-        raise WrongValue(f"expected one class for XID {twice[0]}", "more")
+        raise WrongValue(f"expected one class for XID {twice[0]}")
     return items
 
 

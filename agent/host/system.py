@@ -268,13 +268,8 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
     """
     try:
         # Not is_file(): from Python 3.14 on, a file that cannot be reached is a missing one to it.
-        mode = path.stat().st_mode
-        if not needed and not stat.S_ISREG(mode):
+        if not stat.S_ISREG(path.stat().st_mode) and not needed:
             return None
-
-        # A pipe may block for ever. /dev/stdin may be one.
-        if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
-            raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
 
         with path.open("rb") as file:
             content = file.read(limit + 1)

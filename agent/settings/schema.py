@@ -44,11 +44,9 @@ class HostPaths(msgspec.Struct, frozen=True):
     state: Annotated[
         Path, Field("paths.state", path, "Directory of the ledger.", "--state-dir")
     ] = Path("/var/lib/hami-agent")
-
     run: Annotated[
         Path, Field("paths.run", path, "Directory of the lock and the sockets.", "--run-dir")
     ] = Path("/run/hami-agent")
-
     kubelet_socket: Annotated[
         Path,
         Field(
@@ -59,18 +57,18 @@ class HostPaths(msgspec.Struct, frozen=True):
             env=("KUBELET_SOCKET",),
         ),
     ] = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
-
     pod_resources_socket: Annotated[
         Path,
         Field(
-            "paths.podResourcesSocket", path, "Its PodResources socket.", "--pod-resources-socket"
+            "paths.podResourcesSocket",
+            path,
+            "The kubelet's PodResources socket.",
+            "--pod-resources-socket",
         ),
     ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-
     cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree.")] = Path(
         "/sys/fs/cgroup"
     )
-    sysfs: Annotated[Path, Field("paths.sysfs", path, "sysfs, for NUMA nodes.")] = Path("/sys")
 
     @property
     def plugins(self) -> Path:
@@ -91,7 +89,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             env=("NODE_NAME",),
         ),
     ]
-
     kubeconfig: Annotated[
         str | None,
         Field(
@@ -102,7 +99,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             env=("KUBECONFIG",),
         ),
     ] = None
-
     device_config: Annotated[
         str,
         Field(
@@ -116,7 +112,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             profiled=False,
         ),
     ] = "/etc/hami/device-config.yaml"
-
     node_config: Annotated[
         str,
         Field(
@@ -129,7 +124,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             profiled=False,
         ),
     ] = "/etc/hami/config.json"
-
     scheduler: Annotated[
         str,
         Field(
@@ -140,13 +134,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--scheduler",
         ),
     ] = "hami"
-
     plain: PlainSettings | None
     """None: HAMi's scheduler chooses."""
 
     sharing: SharingSettings
     match: MatchSettings
-
     fence: Annotated[
         str,
         Field(
@@ -158,7 +150,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--fence",
         ),
     ] = "none"
-
     hook_path: Annotated[
         Path,
         Field(
@@ -169,13 +160,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             env=("HOOK_PATH",),
         ),
     ] = Path("/usr/local")
-
     library_version: Annotated[
         str, Field("library.version", text, "Mount libvgpu.so.<version> if that file exists.")
     ] = ""
-
     edits: EditSettings
-
     observe: Annotated[
         bool,
         Field(
@@ -186,7 +174,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--observe",
         ),
     ] = False
-
     takeover: Annotated[
         bool,
         Field(
@@ -197,7 +184,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--takeover",
         ),
     ] = False
-
     report: ReportSettings
     node_condition: Annotated[
         bool,
@@ -207,9 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Write the Node's condition GpuDegraded. It needs the right to patch nodes/status.",
         ),
     ] = False
-
     health: HealthSettings
-
     nvml_library: Annotated[
         str | None,
         Field(
@@ -219,7 +203,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--nvml-library",
         ),
     ] = None
-
     driver_root: Annotated[
         Path,
         Field(
@@ -231,7 +214,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             other_flags=("--container-driver-root",),
         ),
     ] = Path("/driver-root")
-
     simulate: Annotated[
         str | None,
         Field(
@@ -241,7 +223,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--simulate",
         ),
     ] = None
-
     on_no_driver: Annotated[
         str,
         Field(
@@ -254,13 +235,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             other_flags=("--fail-on-init-error",),
         ),
     ] = "wait"
-
     paths: HostPaths
-
     web_address: Annotated[
         str, Field("web.address", text, "Address of the probes and metrics.", "--web-address")
     ] = "127.0.0.1"
-
     web_port: Annotated[
         int,
         Field(
@@ -270,7 +248,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--web-port",
         ),
     ] = 9394
-
     web_readers: Annotated[
         ReaderPolicy,
         Field(
@@ -280,7 +257,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--web-readers",
         ),
     ] = "local"
-
     metric_containers: Annotated[
         bool,
         Field(
@@ -290,7 +266,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "promised of each GPU and what it uses.",
         ),
     ] = True
-
     metric_names: Annotated[
         HamiNames,
         Field(
@@ -301,7 +276,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "double. An agent that observes serves none.",
         ),
     ] = "current"
-
     feedback: Annotated[
         bool,
         Field(
@@ -311,7 +285,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "vGPUmonitor does. Set it to false where the monitor runs too: both would write.",
         ),
     ] = True
-
     log_level: Annotated[
         str,
         Field(
@@ -321,7 +294,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--log-level",
         ),
     ] = "info"
-
     log_format: Annotated[
         str,
         Field(
@@ -382,7 +354,7 @@ HEAD: Final = {
         Field("name", _some_text, "Name in messages."),
         Field(
             "match.nodes",
-            list_of(_some_text, "expected one or more names of nodes", least=1),
+            list_of(_some_text, least=1),
             "Names of nodes; * and ? stand for any characters.",
         ),
         Field(
@@ -419,7 +391,7 @@ def read_setting(field: Field, value: object, where: str, written: str = "") -> 
     try:
         return Setting(field, field.read(value), where)
     except WrongValue as error:
-        found = error.found or written or shown(value)
+        found = written or shown(value)
         raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error
 
 

@@ -214,7 +214,7 @@ def test_a_broken_value_of_a_known_form_is_refused_as_that(
     assert f"not a valid {kind} value" in refused(capsys, text)
 
 
-@pytest.mark.parametrize("form", [["-o", "json"], ["--output", "json"], ["--json"]])
+@pytest.mark.parametrize("form", [["-o", "json"], ["--output", "json"]])
 def test_json_is_asked_for_as_of_other_verbs_and_is_what_there_is(capsys: Out, form: list[str]):
     plain = decoded(capsys, REGISTER)
 

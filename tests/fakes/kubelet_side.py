@@ -1,9 +1,8 @@
 """What an allocation asks and touches on its node, in memory: the kubelet's books, the runtime."""
 
 import asyncio
-import datetime as dt
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent.cluster import PodUid, PodView
@@ -122,14 +121,12 @@ class FakeSpecifications:
 class FakeHookDirs(HostHookDirs):
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
-    `changed`: when each changed last, just now where it does not say. `hanging` names a call,
-    `stuck` directories that cannot be removed.
+    `hanging` names a call, `stuck` directories that cannot be removed.
     `cleared` is what clear() says, one after the other, `clears` how often it was asked.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self.changed: dict[str, dt.datetime] = {}
         self.made: Counter[str] = Counter()
         self.wiped: Counter[str] = Counter()
         self.failure: StateError | None = None
@@ -182,14 +179,11 @@ class FakeHookDirs(HostHookDirs):
         self.clears += 1
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
 
-    async def found(self) -> Mapping[str, dt.datetime]:
+    async def found(self) -> frozenset[str]:
         await self._hang("found")
         if self.failure is not None:
             raise self.failure
-        return {
-            name: self.changed.get(name, dt.datetime.max.replace(tzinfo=dt.UTC))
-            for name in self.names
-        }
+        return frozenset(self.names)
 
     async def _hang(self, call: str) -> None:
         if self.hanging == call:

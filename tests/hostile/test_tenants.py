@@ -25,7 +25,6 @@ from agent.sandbox.lab.cluster import NAMESPACE, NODE, fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
 from agent.sandbox.scenario.stage import Wish, Workload
 from agent.sandbox.store import Json
-from agent.settle import REFUSED, REFUSED_REFILL
 from tests.hostile.lab.attackers import AttackTally, at_work, attacker, finished
 from tests.hostile.lab.node import NEIGHBOUR, PODS, Node, Small, Tenant, is_full, mounted, open_node
 from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege, changed, snapshot
@@ -403,7 +402,7 @@ async def test_forged_pods_under_ever_new_names_are_no_storm_at_the_api_server(s
 
     events, patches, lists = (asked[one] for one in COUNTED)
     assert events <= min(tally.tries + 5, PODS_BURST + attack.seconds / PODS_REFILL + 5)
-    assert patches <= PODS + min(tally.tries, REFUSED + attack.seconds / REFUSED_REFILL)
+    assert patches <= PODS + tally.tries
     assert lists <= min(tally.tries, LISTS + attack.seconds / LISTS_REFILL) + 5
 
 

@@ -10,13 +10,13 @@ import random
 import sys
 import types
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import NoReturn, Protocol, TypeVar
 
 from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
 from agent.allocate.service import HamiAllocation
-from agent.cluster import NodeView, PodTable, PodUid
+from agent.cluster import NodeView, PodTable
 from agent.errors import AgentError
 from agent.hami.annotations import ReportSettings
 from agent.hookdirs import HostHookDirs
@@ -85,7 +85,6 @@ class AgentServices:
         )
         node, pods = self.watches
         witness, records, containers = kubelet
-        orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
         self.allocation = HamiAllocation(
             commit=self.commit,
             say=lambda _: None,
@@ -93,7 +92,6 @@ class AgentServices:
             node=self.node,
             inventory=inventory,
             ledger=state.ledger,
-            orphaned_locks=orphaned_locks,
             match=Cell(match),
             edits=Cell(EditSettings()),
             witness=witness,
@@ -111,7 +109,6 @@ class AgentServices:
             pods=self.pods,
             node=self.node,
             ledger=state.ledger,
-            orphaned_locks=orphaned_locks,
             node_api=api,
             pod_api=api,
             say=lambda _: None,
@@ -123,7 +120,6 @@ class AgentServices:
             ledger=state.ledger,
             epoch=epoch,
             taken=self.allocation.taken,
-            rivals=Cell(0),
             calls=IdleWaiter(),
             witness=witness,
             records=records,
@@ -132,6 +128,7 @@ class AgentServices:
             resource=Cell(RESOURCE),
             adopt=self.allocation.adopt,
             commit=state.commit,
+            say=lambda _: None,
         )
 
     @property

@@ -11,7 +11,7 @@ import pytest
 
 from agent import cluster as annotations
 from agent.hami.annotations import RegisteredGpu, decode_register, decode_register_colon
-from agent.reconcile import VANISHED_GRACE
+from agent.reconcile import GRACE, PERIOD
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.control import counted
@@ -167,7 +167,7 @@ async def agrees(cluster, stream):
     differences = await disagreement(cluster)
     return all(
         words == ONLY_LEDGER
-        and wall() - stream.deleted[ledger[container].key.pod_uid] < VANISHED_GRACE + 2.0
+        and wall() - stream.deleted[ledger[container].key.pod_uid] < GRACE + PERIOD + 2.0
         for container, words in differences.items()
     )
 

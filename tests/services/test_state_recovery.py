@@ -1,7 +1,6 @@
 """Whatever lies in the state directory, start goes on from the newest generation that is whole."""
 
 import datetime as dt
-import errno
 
 import msgspec
 import pytest
@@ -12,8 +11,8 @@ from agent.model import Condition
 from agent.state import (
     CURRENT,
     PREVIOUS,
-    PREVIOUS_UNREADABLE,
     UNREADABLE,
+    Recovered,
     StateService,
     encode_state,
     recover,
@@ -79,34 +78,23 @@ FOREIGN = encode_state(a_state(2, machine="machine-9"))
 
 
 @pytest.mark.parametrize(
-    ("generations", "code", "state", "said"),
+    ("generations", "said"),
     [
-        ((FOREIGN, FOREIGN), 0, FRESH, ["belongs to another machine"]),
-        ((b"x", b"y"), 0, FRESH, ["rebuilding", CURRENT, PREVIOUS]),
-        ((b"x", ENCODED[1]), errno.EROFS, a_state(1), ["EROFS"]),
-        ((NEWER, OLDER), errno.ENOSPC, FRESH, [f"{UNREADABLE} cannot be written: ENOSPC"]),
-        (
-            (NEWER, OLDER),
-            0,
-            FRESH,
-            [
-                "it has version 9",
-                f"{CURRENT} is kept as {UNREADABLE}",
-                f"{PREVIOUS} is kept as {PREVIOUS_UNREADABLE}",
-            ],
-        ),
+        ((FOREIGN, FOREIGN), ["belongs to another machine"]),
+        ((b"x", b"y"), ["rebuilding", CURRENT, PREVIOUS]),
+        ((NEWER, OLDER), ["it has version 9", "it has version 8", f"kept as {UNREADABLE}"]),
+        ((None, OLDER), [f"{CURRENT} is missing", "it has version 8"]),
     ],
-    ids=["another machine's", "both unusable", "read-only", "full", "of a newer version"],
+    ids=["another machine's", "both unusable", "of newer versions", "a single one"],
 )
-async def test_what_cannot_be_used_or_kept_aside_is_said(generations, code, state, said):
+async def test_what_cannot_be_used_is_said_and_nothing_is_written(generations, said):
     disk = await a_disk(*generations)
-    if code:
-        disk.faults.fail_at(0, code, times=99)
 
     found = await recovered(disk)
 
-    assert state == found.state
+    assert FRESH == found.state
     assert [] == [text for text in said if text not in found.notice]
+    assert 0 == disk.faults.steps
 
 
 @pytest.mark.parametrize(
@@ -146,15 +134,20 @@ def putting(number):
     return lambda ledger: ledger.put(row)
 
 
-async def generations(disk, count):
+async def generations(disk, count, found=None):
     """Commit rows one by one until the process dies; return how many were acknowledged."""
-    service = StateService(disk=disk, recovered=State(machine_id=MACHINE), boot_id="boot-1")
+    found = found or Recovered(State(machine_id=MACHINE))
+    service = service_on(disk, found)
     for number in range(count):
         try:
             await flushed(service, putting(number))
         except Killed:
             return number
     return count
+
+
+def service_on(disk, found):
+    return StateService(disk=disk, recovered=found.state, boot_id="boot-1", keep=found.keep)
 
 
 async def flushed(service, change):
@@ -190,30 +183,35 @@ async def test_at_whatever_step_the_power_fails_what_was_acknowledged_is_there(s
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_the_only_good_generation_outlives_a_power_failure_while_it_is_put_back(seed):
-    good = ENCODED[2]
-    whole = await a_disk(b"rubbish", good)
-    await recovered(whole)
+@pytest.mark.parametrize("current", [b"rubbish", None])
+async def test_the_only_good_generation_outlives_a_power_failure_in_the_write_after_a_fall_back(
+    seed, current
+):
+    whole = await a_disk(current, ENCODED[2])
+    await generations(whole, 1, await recovered(whole))
     for step in range(whole.faults.steps):
-        disk = await a_disk(b"rubbish", good)
+        disk = await a_disk(current, ENCODED[2])
         disk.files._chance = Seeded(seed)
         disk.faults.kill_at(step)
-        with pytest.raises(Killed):
-            await recovered(disk)
+        assert 0 == await generations(disk, 1, await recovered(disk))
 
         disk.crash()
 
-        assert a_state(2) == (await recovered(disk)).state
+        names = [row.pod for row in (await recovered(disk)).state.ledger.rows]
+        assert ["p0", "p1"] == sorted(names)
 
 
-async def test_the_write_after_a_fall_back_keeps_a_good_generation_beside_it():
+async def test_the_writes_after_a_fall_back_keep_a_good_generation_and_the_unusable_content():
     disk = await a_disk(b"rubbish", ENCODED[1])
-    found = await recovered(disk)
-    service = StateService(disk=disk, recovered=found.state, boot_id="boot-2")
+    service = service_on(disk, await recovered(disk))
     await flushed(service, lambda ledger: ledger.drop(row.key for row in ledger.rows))
-    await disk.replace(CURRENT, b"torn")
+    assert ENCODED[1] == await disk.read(PREVIOUS)
+    last = await disk.read(CURRENT)
+    await flushed(service, putting(5))
 
-    assert a_state(1).ledger == (await recovered(disk)).state.ledger
+    assert (last, b"rubbish") == (await disk.read(PREVIOUS), await disk.read(UNREADABLE))
+    await disk.replace(CURRENT, b"torn")
+    assert () == (await recovered(disk)).state.ledger.rows
 
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
@@ -234,25 +232,3 @@ async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
         read.failures,
     )
     assert NOON + step == found.state.booted_at
-
-
-@pytest.mark.parametrize(
-    ("current", "previous", "kept"), [(NEWER, None, UNREADABLE), (None, OLDER, PREVIOUS_UNREADABLE)]
-)
-async def test_a_single_generation_is_kept_too(current, previous, kept):
-    disk = await a_disk(current, previous)
-
-    await recovered(disk)
-
-    assert (current or previous) == await disk.read(kept)
-    assert {CURRENT if current else PREVIOUS, kept} == set(disk.files.names)
-
-
-async def test_the_unusable_content_is_kept_aside():
-    disk = await a_disk(b"rubbish", ENCODED[1])
-
-    await recovered(disk)
-
-    assert b"rubbish" == await disk.read(UNREADABLE)
-    assert ENCODED[1] == await disk.read(CURRENT)
-    assert a_state(1) == (await recovered(disk)).state

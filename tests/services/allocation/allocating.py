@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -92,7 +92,6 @@ class Desk:
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
         self.node: Cell[NodeView | None] = Cell(NodeView(NODE, "uid", "1"))
         self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
-        self.orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.containers = FakeContainers()
@@ -122,7 +121,6 @@ class Desk:
             node=self.node,
             inventory=self.inventory,
             ledger=self.state.ledger,
-            orphaned_locks=self.orphaned_locks,
             match=Cell(MatchSettings(NODE, unlocked_pods=unlocked)),
             edits=self.edits,
             witness=self.witness,

@@ -74,7 +74,6 @@ class PlainNode:
             ledger=self.state.ledger,
             epoch=self.epoch,
             taken=self.service.taken,
-            rivals=Cell(0),
             calls=self.calls,
             witness=self.witness,
             records=self.holds,
@@ -83,6 +82,7 @@ class PlainNode:
             resource=Cell(EditSettings().resource),
             adopt=None,
             commit=self.state.commit,
+            say=self.said.append,
         )
 
     @property

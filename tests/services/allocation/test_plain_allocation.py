@@ -192,7 +192,7 @@ async def test_a_container_that_nobody_here_answered_is_adopted_without_a_direct
         assert (OTHER, True, ids(11, 4)) == (row.holder, row.adopted, row.slice_ids)
         assert set() == node.hooks.names
         node.end(OTHER)
-        await asyncio.sleep(PERIOD + 15)
+        await asyncio.sleep(2 * PERIOD + 3)
         assert not node.rows
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.hami.annotations import told
-from agent.inventory import MOST_GONE, InventoryKeeper
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (
     NO_INDEX,
@@ -277,18 +277,6 @@ def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
     faults = {fault.gpu: fault.text for fault in bench.keeper.left_out.value}
     assert ["index 1", G1, G2] == list(faults)  # what is lost is so for certain
     assert faults[G1].startswith(text)
-
-
-def test_those_that_left_are_known_for_a_while_the_last_one_first(bench):
-    bench.scan(*gpus(0))
-    bench.scan()
-    assert [G0, G1] == [gpu.uuid for gpu in bench.keeper.gone]
-    bench.scan(*gpus(1))
-    assert [G0] == [gpu.uuid for gpu in bench.keeper.gone]
-    for number in range(2, MOST_GONE + 4):
-        bench.scan(*gpus(number))
-    assert MOST_GONE == len(bench.keeper.gone)
-    assert a_uuid(MOST_GONE + 2) == bench.keeper.gone[0].uuid
 
 
 # The list: one per change, all slices of a GPU alike, held ids always in.

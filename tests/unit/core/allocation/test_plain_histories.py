@@ -282,7 +282,7 @@ def _named_only(ledger, seen, resource):
 def _any_kubelet(row, seen, _left):
     """Who was seen under any kubelet is gone when this one does not name him."""
     if row.epoch == seen.epoch or seen.holdings:
-        return by_kubelet.GONE_GRACE
+        return by_kubelet.GRACE
     return math.inf
 
 
@@ -292,9 +292,9 @@ def _any_kubelet(row, seen, _left):
     ("name", "wrong"),
     [
         ("judge_by_kubelet", _named_only),
-        ("_grace", lambda *_: by_kubelet.GONE_GRACE),
+        ("_grace", lambda *_: by_kubelet.GRACE),
         ("_grace", _any_kubelet),
-        ("LOST_GRACE", by_kubelet.UNSEEN_GRACE),
+        ("LOST_GRACE", by_kubelet.GRACE),
     ],
     ids=["silence", "no grace", "any kubelet", "a lost init container"],
 )

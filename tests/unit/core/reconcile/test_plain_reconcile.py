@@ -8,14 +8,7 @@ import pytest
 from agent.cluster import PodTable, PodUid
 from agent.ledger import UNCONFIRMED_AFTER, ContainerKey, Holder, Ledger, gaps
 from agent.model import SliceId
-from agent.reconcile import (
-    GONE_GRACE,
-    LOST_GRACE,
-    UNREAD_GRACE,
-    UNSEEN_GRACE,
-    ReconcileFacts,
-    judge_by_kubelet,
-)
+from agent.reconcile import GRACE, LOST_GRACE, UNREAD_GRACE, ReconcileFacts, judge_by_kubelet
 from tests.builders import G1, NOON, a_pod_uid
 from tests.unit.core.allocation.plain_scene import (
     EPOCH,
@@ -59,12 +52,11 @@ def closes_after(*rows, **seen):
     first = look(*rows, **seen)
     if (rows[0].key, rows[0].answered_at) not in first.idle:
         return None
-    for grace in (GONE_GRACE, UNSEEN_GRACE, UNREAD_GRACE, LOST_GRACE):
+    for grace in (GRACE, UNREAD_GRACE, LOST_GRACE):
         later = look(*rows, idle=first.idle, **(seen | {"at": grace}))
         if rows[0] in later.over:
             early = look(*rows, idle=first.idle, **(seen | {"at": grace - 1}))
             assert rows[0] not in early.over
-            assert grace == early.due
             return grace
     return None
 
@@ -81,8 +73,8 @@ ANEW = [holds(HOLDER, *ids(5))]
     ("rows", "seen", "grace"),
     [
         # A holder that goes away under one kubelet, and an answer that nobody booked.
-        ([CONFIRMED], {}, GONE_GRACE),
-        ([ROW], {}, UNSEEN_GRACE),
+        ([CONFIRMED], {}, GRACE),
+        ([ROW], {}, GRACE),
         # The ids are held by a holder that nobody was seen as.
         ([ROW], {"holdings": [holds(OTHER, *ids(0, 1))]}, None),
         # After a lost checkpoint, a container that runs on.
@@ -92,17 +84,17 @@ ANEW = [holds(HOLDER, *ids(5))]
         *(([row], {"epoch": NEXT, "recorded": ()}, None) for row in (ROW, CONFIRMED)),
         *(([row], {"epoch": NEXT, "recorded": None}, None) for row in (ROW, CONFIRMED)),
         # A holder of an earlier kubelet is gone when the checkpoint agrees, or after long.
-        ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER]}, UNSEEN_GRACE),
+        ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER]}, GRACE),
         ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER], "recorded": None}, UNREAD_GRACE),
         ([ROW], {"recorded": None}, UNREAD_GRACE),
         # The ids went to the next holder.
-        ([CONFIRMED, MINE], {"epoch": NEXT, "holdings": [holds(OTHER, *ids(0))]}, UNSEEN_GRACE),
+        ([CONFIRMED, MINE], {"epoch": NEXT, "holdings": [holds(OTHER, *ids(0))]}, GRACE),
         # An init container that a lost checkpoint forgot.
         *(([INIT], {"epoch": NEXT, "recorded": recorded}, LOST_GRACE) for recorded in (None, ())),
         # A container that was answered anew lives by its new row, or by one of hami mode.
-        ([CONFIRMED, NEW], {"holdings": ANEW}, GONE_GRACE),
+        ([CONFIRMED, NEW], {"holdings": ANEW}, GRACE),
         ([NEW, CONFIRMED], {"holdings": ANEW}, None),
-        ([CONFIRMED], {"holdings": ANEW}, GONE_GRACE),
+        ([CONFIRMED], {"holdings": ANEW}, GRACE),
     ],
 )
 def test_a_row_is_over_after_its_grace_once_no_container_can_live_by_it(rows, seen, grace):
@@ -128,7 +120,7 @@ def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
 
     assert (True, None) == (row.confirmed, row.holder)
     assert None is closes_after(row, recorded=RECORDED)
-    assert UNSEEN_GRACE == closes_after(row)
+    assert GRACE == closes_after(row)
 
 
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():

@@ -1,7 +1,6 @@
 """What differs between the ledger, the kubelet and the API."""
 
 import datetime as dt
-import math
 from functools import partial
 
 import msgspec
@@ -10,7 +9,7 @@ import pytest
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.ledger import ContainerKey, Holder, Holding, Ledger, Row, gaps
 from agent.model import SliceId
-from agent.reconcile import LEAKED_AFTER, Findings, ReconcileFacts, judge_by_scheduler, stranger_row
+from agent.reconcile import Findings, ReconcileFacts, judge_by_scheduler, stranger_row
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, RESOURCE, annotated
 
@@ -92,7 +91,7 @@ def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lis
     first = found(a_row(), pods=(ended,), holdings=holdings)
     later = found(a_row(), pods=(ended,), holdings=holdings, idle=first.idle, elapsed=seconds)
 
-    assert (60.0, over) == (first.due, len(later.over))
+    assert over == len(later.over)
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED])
@@ -140,7 +139,6 @@ def test_the_row_of_a_deleted_pod_is_over_when_all_views_say_so_for_a_minute(see
             for elapsed in (59.0, 60.0)
         )
         assert [False, False, is_over] == [bool(each.over) for each in (first, early, later)]
-        assert (60.0 if is_over else math.inf) == first.due
 
 
 WAITING = msgspec.structs.replace(SUCCESSOR, phase=Phase.PENDING)
@@ -176,31 +174,3 @@ OF_ANOTHER = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
 )
 def test_a_holder_is_taken_over_if_it_has_a_right_and_the_ids_are_its_own(rows, pod, seen, count):
     assert count == len(found(*rows, **{"pods": (pod,), "holdings": HELD, **seen}).adopt)
-
-
-STRANGER = f"{a_pod_uid(7)}_main"
-OWN = f"{POD.uid}_main"
-STONE = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
-
-
-@pytest.mark.parametrize(
-    ("age", "rows", "changes", "leaked"),
-    [
-        (LEAKED_AFTER, [], {}, (STRANGER,)),
-        (LEAKED_AFTER - SECOND, [], {}, ()),
-        (-LEAKED_AFTER, [], {}, ()),
-        # Any container of a pod with a row, and a deleted pod while it is remembered.
-        (LEAKED_AFTER, [a_row(pod_uid=a_pod_uid(7), container="other")], {}, ()),
-        (LEAKED_AFTER, [], {"table": PodTable({POD.uid: POD}, (STONE,), synced=True)}, ()),
-        # Half a view: no list yet, the watch is down, the kubelet knows more pods.
-        (LEAKED_AFTER, [], {"table": PodTable()}, ()),
-        (LEAKED_AFTER, [], {"table": PodTable(synced=True, stale=True)}, ()),
-        (LEAKED_AFTER, [], {"holdings": (held(msgspec.structs.replace(POD, name="x")),)}, ()),
-        # Pods that both know.
-        (LEAKED_AFTER, [], {"holdings": HELD}, (STRANGER,)),
-    ],
-)
-def test_a_directory_of_no_pod_and_no_row_is_leaked_after_a_grace(age, rows, changes, leaked):
-    directories = dict.fromkeys((OWN, STRANGER), NOON - age)
-
-    assert leaked == found(*rows, directories=directories, **changes).leaked
