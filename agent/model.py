@@ -79,8 +79,7 @@ class Health(msgspec.Struct, frozen=True):
       driver reports that no action is needed. With `needs_reboot`, only a boot clears it.
     - `passed_probes`: passed probes since the last bad report.
     - `bouts`: consecutive bouts, each soon after the end of the one before (`recovered_at`).
-    - `failures`: times of failed probes of the last 10 minutes while the GPU was neither bad nor
-      lost. The last `failed_in_row` of them had no passed probe between them.
+    - `failures` and `failed_in_row` are of 0.1.0, for the form of the state file.
     """
 
     condition: Condition
@@ -233,32 +232,19 @@ NAMELESS: Final = "index "
 
 
 def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tuple[GpuFault, ...]:
-    """The faults with UUIDs for the nameless ones.
+    """The faults. If exactly one has no UUID, it is that of the one `missing` GPU.
 
-    `missing` are known GPUs that no scan describes now. If one GPU is missing and one fault is
-    nameless, they are the same GPU. Otherwise each missing GPU may be behind any of the faults, and
-    has a fault that never says that it is lost: at most one of them is.
+    `missing` are known GPUs that no scan describes now. Of several nobody knows which is which.
     """
     faults = tuple(faults)
     nameless = [fault for fault in faults if fault.gpu.startswith(NAMELESS)]
-    if not nameless or not missing:
+    if len(nameless) != 1 or len(missing) != 1:
         return faults
 
-    if len(nameless) == len(missing) == 1:
-        (fault,), (uuid,) = nameless, missing
-        known = msgspec.structs.replace(
-            fault, gpu=uuid, index=int(fault.gpu.removeprefix(NAMELESS))
-        )
-        return tuple(known if each is fault else each for each in faults)
-
-    text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-    troubles = {fault.trouble for fault in nameless}
-    trouble = Trouble.SILENT if troubles == {Trouble.SILENT} else Trouble.FAILED
-    explained = nameless if len(nameless) <= len(missing) else ()
-    return (
-        *(each for each in faults if each.lost or each not in explained),
-        *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)),
-    )
+    (fault,), (uuid,) = nameless, missing
+    index = int(fault.gpu.removeprefix(NAMELESS))
+    known = msgspec.structs.replace(fault, gpu=uuid, index=index)
+    return tuple(known if each is fault else each for each in faults)
 
 
 class Scan(msgspec.Struct, frozen=True):

@@ -117,10 +117,6 @@ class NodeSight(msgspec.Struct, frozen=True):
 
     - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
     - `written`: when an agent last wrote the register annotation; None: not known.
-    - `reported_by`: the writer other than an agent that last changed that, and when. Source:
-      `other_writer` of agent/kube/objects.py.
-    - `differences`: how the annotation differs from what these settings would write, without
-      health.
     """
 
     name: str
@@ -129,8 +125,6 @@ class NodeSight(msgspec.Struct, frozen=True):
     allocatable: int = 0
     capacity: int = 0
     written: dt.datetime | None = None
-    reported_by: str = ""
-    differences: tuple[str, ...] = ()
 
     def age(self, now: dt.datetime) -> float | None:
         """Seconds since an agent wrote the register annotation; None: not known."""

@@ -167,7 +167,6 @@ def invitation(cluster: SandboxCluster) -> str:
           kill -9 {cluster.agent.pid}
           export KUBECONFIG={people}
           {program} explain demo/too-big
-          {program} explain --recent
           {program} status --node sandbox
           {program} cordon 0 --node sandbox
           kubectl get pods --all-namespaces

@@ -371,30 +371,6 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
         return ()
 
 
-def register_differences(report: NodeReport, faulty: Collection[str] = ()) -> tuple[str, ...]:
-    """Describe how the present register annotation differs, for people.
-
-    Health is not compared: only a serving agent knows it. `faulty`: GPUs that may be named in vain.
-    """
-    if report.register_differs and not report.held:
-        return ("cannot be read",)
-
-    wanted, held = (
-        {gpu.uuid: msgspec.structs.replace(gpu, healthy=True) for gpu in gpus}
-        for gpus in (report.gpus, report.held)
-    )
-    texts = list[str]()
-    for uuid in sorted(wanted | {uuid: gpu for uuid, gpu in held.items() if uuid not in faulty}):
-        pair = held.get(uuid), wanted.get(uuid)
-        words = [
-            word
-            for word in RegisteredGpu.__struct_fields__
-            if len({getattr(gpu, word, None) for gpu in pair}) > 1
-        ]
-        texts += [f"GPU {uuid}: the agent would write another {word}" for word in words[:1]]
-    return tuple(texts)
-
-
 # The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`. Source: HAMi v2.10
 # pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
 

@@ -93,11 +93,11 @@ class _Cleaner:
                 return value
             case Mapping():
                 items = list(value.items())[:ITEMS_LIMIT]
-                each = 1 + limit // (2 * len(items) + 1)
+                each = 1 + limit // max(2 * len(items), 1)
                 return {self._clean(str(key), each): self._fit(item, each) for key, item in items}
             case list() | tuple() | set() | frozenset():
                 entries = list(value)[:ITEMS_LIMIT]
-                each = 1 + limit // (len(entries) + 1)
+                each = 1 + limit // max(len(entries), 1)
                 return [self._fit(entry, each) for entry in entries]
             case _:
                 return self._clean(str(value), limit)

@@ -176,32 +176,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     takeover: Annotated[
         bool,
-        Field(
-            "takeover",
-            boolean,
-            "Serve even if another device plugin of this node serves the same resource. The "
-            "kubelet uses the one that registered last.",
-            "--takeover",
-        ),
+        Field("takeover", boolean, "Serve beside another plugin of the resource.", "--takeover"),
     ] = False
     report: ReportSettings
     node_condition: Annotated[
-        bool,
-        Field(
-            "report.nodeCondition",
-            boolean,
-            "Write the Node's condition GpuDegraded. It needs the right to patch nodes/status.",
-        ),
+        bool, Field("report.nodeCondition", boolean, "Write the Node's condition GpuDegraded.")
     ] = False
     health: HealthSettings
     nvml_library: Annotated[
         str | None,
-        Field(
-            "driver.nvmlLibrary",
-            optional_text,
-            "Path of libnvidia-ml.so.1, if the loader does not find it.",
-            "--nvml-library",
-        ),
+        Field("driver.nvmlLibrary", optional_text, "Path of libnvidia-ml.so.1.", "--nvml-library"),
     ] = None
     driver_root: Annotated[
         Path,
@@ -219,7 +203,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Field(
             "driver.simulate",
             optional_text,
-            "Simulated GPUs instead of the driver: PROFILE:COUNT or unix:PATH.",
+            "Simulated GPUs: PROFILE:COUNT or unix:PATH.",
             "--simulate",
         ),
     ] = None
@@ -244,7 +228,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Field(
             "web.port",
             whole(0, 65535),
-            "Port of the probes and metrics; 0 takes a free one, which the log names.",
+            "Port of the probes and metrics; 0: any free one.",
             "--web-port",
         ),
     ] = 9394
@@ -258,13 +242,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "local"
     metric_containers: Annotated[
-        bool,
-        Field(
-            "metrics.containers",
-            boolean,
-            "Name namespace, pod and container in the metrics, with what each container was "
-            "promised of each GPU and what it uses.",
-        ),
+        bool, Field("metrics.containers", boolean, "Name pods and containers in the metrics.")
     ] = True
     metric_names: Annotated[
         HamiNames,
@@ -299,7 +277,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Field(
             "log.format",
             choice("auto", "json", "text"),
-            "JSON lines, readable text, or text on a terminal only.",
+            "auto: text on a terminal, else JSON.",
             "--log-format",
         ),
     ] = "auto"
