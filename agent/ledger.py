@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
-from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, has_passed, split_slice_id
+from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import (
     Field,
     boolean,
@@ -519,7 +519,8 @@ def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
     late = Counter(
         row.role is Role.INIT
         for row in ledger.rows
-        if not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
+        # A time in the future was taken before the clock was set back: its age is not known.
+        if not (row.confirmed or dt.timedelta() <= now - row.answered_at < UNCONFIRMED_AFTER)
     )
     drifted = sum(
         row.confirmed and row.has_gpu_mismatch and not row.offered

@@ -53,7 +53,7 @@ class WebDoors:
 
         build = {"version": __version__, "python": platform.python_version()}
         # Who observes is beside HAMi's own plugin, which has its monitor.
-        hami = HamiNames.NONE if settings.observe else settings.metric_names
+        hami: HamiNames = "none" if settings.observe else settings.metric_names
         services = _services_of(agent) if agent else ((), (), ())
         collector = metrics.AgentCollector(
             self.facts, services, names_pods=settings.metric_containers, hami=hami

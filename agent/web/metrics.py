@@ -271,7 +271,7 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
         idle = None if use.idle is None else use.idle.total_seconds()
         yield name, {"container_idle_seconds": idle}
 
-        for gpu in use.gpus:
+        for index, gpu in enumerate(use.gpus):
             memory = gpu.memory
             numbers = {
                 "container_memory_used_bytes": memory.total,
@@ -288,7 +288,7 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
                 "module": memory.module,
                 "buffer": memory.buffer,
             }
-            of = (*name, str(gpu.index), gpu.uuid[:UUID_LENGTH])
+            of = (*name, str(index), gpu.uuid[:UUID_LENGTH])
             yield (*of, ZONE), of_hami
 
             # Sizes that HAMi has as label values; the last is what the others leave of the total.
@@ -318,7 +318,7 @@ _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "d
 """The labels of a measure beside those of its GPU or container."""
 
 _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]] = {
-    HamiNames.CURRENT: {
+    "current": {
         ("node", "device_index", "device_uuid", "device_type"): {
             "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU memory in use, in bytes"),
             "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU utilization (0-100)"),
@@ -341,7 +341,7 @@ _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]
             "hami_vgpu_memory_buffer_bytes": ("buffer", "vGPU memory of buffers in bytes"),
         },
     },
-    HamiNames.LEGACY: {
+    "legacy": {
         ("nodeid", "deviceidx", "deviceuuid", "devicetype"): {
             "HostGPUMemoryUsage": ("gpu_used", "GPU memory in use, in bytes"),
             "HostCoreUtilization": ("gpu_busy", "GPU utilization (0-100)"),
@@ -359,11 +359,11 @@ _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]
 
 
 def _of_hami(names: HamiNames, version: str, sums: _Sums) -> Iterator[Metric]:
-    if names is HamiNames.NONE:
+    if names == "none":
         return
 
     for form, tables in _HAMI.items():
-        for labels, families in tables.items() if names in {form, HamiNames.BOTH} else ():
+        for labels, families in tables.items() if names in {form, "both"} else ():
             for name, (measure, text) in families.items():
                 further = _FURTHER.get(measure, ())
                 yield _family(name, text, (*labels, *further, "zone"), sums[measure])
@@ -384,7 +384,7 @@ class AgentCollector(Collector):
     facts: Callable[[], StatusFacts]
     services: Services = ((), (), ())
     names_pods: bool = True
-    hami: HamiNames = HamiNames.NONE
+    hami: HamiNames = "none"
 
     @override
     def collect(self) -> Iterator[Metric]:
