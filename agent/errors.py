@@ -1,24 +1,4 @@
-"""The errors of the agent. A class exists only if callers react to it in a way of its own.
-
-AgentError
-├── SettingsError        a file, variable or flag cannot be used: exit 78
-├── PermissionFault      a directory or socket may not be used: exit 77
-├── DirectoryLost        only a new process can write to the kubelet's directory: exit 75
-├── DriverError          the driver as a whole does not answer: wait, or exit 69 at the start
-│   └── DriverMissing    there is no driver library, or it refuses to start
-├── GpuError             one GPU does not answer; the others do
-├── StateError           the state directory cannot be written: answers become UNAVAILABLE
-│   └── StateCorrupt     a generation is unreadable: fall back to the one before
-├── MalformedText        an annotation, a lock or a message does not follow its grammar
-├── KubeletError         the kubelet cannot be reached or answered with an error
-│   ├── RegistrationRefused   the kubelet answered Register with an error
-│   ├── WitnessThrottled      PodResources is over its rate limit: ask again after 20 ms
-│   └── WitnessUnsupported    this kubelet has no Get (before 1.34)
-├── ApiError             the API server answered with an error status, or not at all
-│   ├── ApiNotFound 404   ├── ApiConflict 409   ├── ApiGone 410   ├── ApiInvalid 422
-│   ├── ApiForbidden 401, 403                   └── ApiThrottled 429, with retry_after
-└── Refusal              an Allocate is answered with an error on purpose
-"""
+"""The errors of the agent. A class exists only if callers react to it in a way of its own."""
 
 import enum
 from typing import ClassVar

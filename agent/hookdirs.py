@@ -22,7 +22,6 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
-from agent.cluster import NodeEvent
 from agent.errors import AgentError, StateError
 from agent.kit.cell import Cell
 from agent.kit.disk import DIRECTORY, PLACE, check_writable, remove_stepwise, set_mode
@@ -31,8 +30,6 @@ from agent.kit.timing import await_event, loop_time, until_tick
 from agent.ledger import DIRECTORY_NAME, HookFacts
 
 log = structlog.get_logger(__name__)
-
-# Opens HAMi-core's directories, each from the one above it, through no link.
 
 LISTED: Final = 100_000
 """Entries read beside the container directories; only root can create any there."""
@@ -83,8 +80,6 @@ def state_errors(hook: Path) -> Iterator[None]:
         ) from error
 
 
-# Measures the container directories when somebody asks; changes nothing.
-
 BYTES: Final = 256 * 2**20
 ENTRIES: Final = 10_000
 """HAMi-core needs a few files of about 2 MiB. Counting ends here."""
@@ -93,9 +88,8 @@ ENTRIES: Final = 10_000
 def large_directories(hook: Path) -> list[tuple[int, int, str]]:
     """The container directories with more than HAMi-core needs, the largest first.
 
-    Each has its allocated bytes, its entries and its name. A sparse file counts its blocks, one of
-    several names counts once. More is: more than BYTES or ENTRIES, a directory, or something that
-    may not be looked at. Counting ends there. Raises StateError.
+    Each has its allocated bytes, its entries and its name. More is: more than BYTES or ENTRIES, a
+    directory, or something that may not be looked at. Counting ends there. Raises StateError.
     """
     found: list[tuple[int, int, str]] = []
     with open_containers(hook) as above:
@@ -104,7 +98,8 @@ def large_directories(hook: Path) -> list[tuple[int, int, str]]:
             try:
                 with contextlib.ExitStack() as opened:
                     directory = open_in(opened, name, above)
-                    for entry in opened.enter_context(os.scandir(directory)):
+                    scanned = opened.enter_context(os.scandir(directory))
+                    for entry in itertools.islice(scanned, ENTRIES + 1):
                         entries += 1
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
@@ -120,29 +115,23 @@ def large_directories(hook: Path) -> list[tuple[int, int, str]]:
     return sorted(found, reverse=True)
 
 
-# The directories of containers.
-
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
-
 UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
 """The errors of a directory whose access a tenant took away, or that was replaced."""
-
 ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 """The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
 and including 2.6.1 crash on them."""
-
 STEPS: Final = 10_000
 """Steps in one directory in one pass: a process may still write into it, and others wait. A pass
 over what stays needs fewer: it is given up after FAILURES (kit/disk) entries."""
-
+AGAIN: Final = 3600.0
+"""Seconds between attempts to remove what stays: a tenant can make them costly."""
 PASS: Final = 0.5
 """Seconds after which a pass begins no further directory: others use the disk and the processor."""
-
 ELF_HEAD = 20
 """Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""
-
 PRELOAD_LIMIT = 65536
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
@@ -166,8 +155,6 @@ class Cleared(msgspec.Struct, frozen=True):
 class HostHookDirs:
     """HAMi-core's directories below `hook`, HAMi's HOOK_PATH, which must exist.
 
-    Link-safe; nothing outside is touched.
-
     `dev` holds the host's device nodes; `version` selects the libvgpu.so. `clearing` runs only
     clear(), so that making a directory never waits for a removal; `offload` runs all others.
     """
@@ -180,9 +167,8 @@ class HostHookDirs:
         self._version = version
         self._offload = offload
         self._clearing = clearing
-        self._kept: dict[str, str] = {}
-        """Why each directory stays that could not be removed. It is tried again by the next agent:
-        a tenant can make that costly."""
+        self._kept: dict[str, tuple[str, float]] = {}
+        """Why each directory stays that could not be removed, and the loop time of the attempt."""
         self._last = ""
         """The last directory of the last pass. The next pass begins behind it."""
         self.set_aside = asyncio.Event()
@@ -314,7 +300,11 @@ class HostHookDirs:
             if above is not None:
                 names = set(filter(ASIDE.fullmatch, names_in(above)))
                 # Somebody else may have removed one that stayed.
-                self._kept = {name: why for name, why in self._kept.items() if name in names}
+                self._kept = {
+                    name: (why, at)
+                    for name, (why, at) in self._kept.items()
+                    if name in names and now() - at < AGAIN
+                }
 
                 untried, end = names - self._kept.keys(), now() + PASS
                 for name in sorted(untried, key=lambda name: (name <= self._last, name)):
@@ -326,7 +316,7 @@ class HostHookDirs:
                         steps = itertools.islice(remove_stepwise(name, above), STEPS)
                         more |= sum(1 for _ in steps) == STEPS
                     except OSError as error:
-                        self._kept[name] = error.strerror or "unknown error"
+                        self._kept[name] = error.strerror or "unknown error", now()
 
         with state_errors(self._hook):
             system = os.statvfs(self._hook)
@@ -338,7 +328,7 @@ class HostHookDirs:
         return Cleared(
             more=more,
             kept=len(self._kept),
-            why=next(iter(self._kept.values()), ""),
+            why=next((why for why, _ in self._kept.values()), ""),
             available=float(system.f_bavail * system.f_frsize),
             inodes=float(system.f_favail) if system.f_files else math.inf,
         )
@@ -375,23 +365,16 @@ def _set_aside(name: str, above: int) -> None:
     os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
 
 
-# Removes what was set aside, however much a tenant has left; nothing waits for it.
-
-KEPT_EVENT: Final = "DirectoriesKept"
-
 PERIOD: Final = 60.0
 """Seconds between two passes, each of which also measures the room."""
-
 DEADLINE: Final = 30.0
 """Seconds for one pass. A single file can have terabytes."""
 
 
-async def clear_directories(
-    hooks: HostHookDirs, cleared: Cell[Cleared], say: Callable[[NodeEvent], None]
-) -> NoReturn:
+async def clear_directories(hooks: HostHookDirs, cleared: Cell[Cleared]) -> NoReturn:
     """Make passes for ever, when something was set aside and each minute; sole writer of `cleared`.
 
-    `say` posts one Event about the Node when directories stay, and no other until none stays.
+    It logs once that directories stay, until none stays.
     """
     while True:
         hooks.set_aside.clear()
@@ -404,13 +387,7 @@ async def clear_directories(
             now = Cleared(kept=before.kept)
 
         if now.kept and not before.kept:
-            some = "a directory" if now.kept == 1 else f"{now.kept} directories"
-            text = (
-                f"The agent cannot remove {some} of containers that are gone ({now.why}). No pod "
-                "waits for this. Remove them as root on the node: see DirectoriesKept in "
-                "RUNBOOK.md."
-            )
-            say(NodeEvent(KEPT_EVENT, text, warning=True))
+            log.warning("hooks.kept", directories=now.kept, err=now.why)
 
         cleared.set(now)
         # Others have the disk half of the time.

@@ -111,8 +111,6 @@ class Discovery:
                 log.warning("driver.fails", err=problem)
             return False
 
-        if is_news:
-            log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
         self._found(scan)
         return not any(fault.trouble in MAY_PASS for fault in scan.faults)
 
@@ -247,10 +245,10 @@ class Withholder:
             try:
                 with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, _silence(check))):
                     await check.check()
-            except StateError as error:
-                refusal = str(refusal_of(error, check.step))
             except AgentError as error:
-                refusal = str(error)
+                refusal = str(
+                    refusal_of(error, check.step) if isinstance(error, StateError) else error
+                )
 
             self._note(check, refusal)
             await looks.wait(LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn))
@@ -271,8 +269,6 @@ class Withholder:
             log.error("slices.withheld", err=why)
             text = f"Every new pod would be refused, so no slice is on offer: {why}"
             self._say(NodeEvent("NothingOffered", text, warning=True))
-        else:
-            log.info("slices.offered_again")
 
         self.look()  # the others may wait for longer than is right now
 
@@ -307,9 +303,6 @@ def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList
 
 
 # Keeps the inventory: combines scans, health, held slices and settings into one value.
-
-MOST_GONE: Final = 64
-"""The number of GPUs that left the inventory and are still remembered."""
 
 SPECIFICATIONS_PERIOD: Final = 5.0
 """Seconds between two looks at the CDI specifications. Only what changed is read again."""
@@ -362,13 +355,7 @@ class InventoryKeeper:
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
-        self._gone: dict[GpuUuid, SharedGpu] = {}
         self._withheld = False
-
-    @property
-    def gone(self) -> tuple[SharedGpu, ...]:
-        """GPUs that left the inventory since the agent started, the last one first."""
-        return tuple(reversed(self._gone.values()))
 
     async def run(self) -> None:
         """Follow the settings, and the CDI specifications while answers name GPUs by them."""
@@ -417,17 +404,15 @@ class InventoryKeeper:
         if self._scan is None or (self._is_unread and looks_up_cdi(self._edits.value)):
             return
 
-        old = self._inventory.value
-        # GPUs that are remembered as not ok, and those that the driver never described. A GPU whose
-        # health checks are switched off does not count.
-        unwell = {gpu.uuid for gpu in old.gpus if not gpu.gpu.name} | {
+        # GPUs that are remembered as not ok, and not because health checks are switched off.
+        unwell = {
             uuid
             for uuid, health in self._health.items()
             if health.condition is not Condition.OK and health.cause != Cause.OFF
         }
-        # Some of the GPUs that neither this scan nor an earlier one has named may have its faults.
-        named = {*self._facts, *(one.gpu for one in self._scan.faults)}
-        faults = attributed(self._scan.faults, (self._held.keys() | unwell) - named)
+        found = {gpu.uuid for gpu in self._scan.gpus} | {one.gpu for one in self._scan.faults}
+        missing = (self._held.keys() | unwell | self._facts.keys()) - found
+        faults = attributed(self._scan.faults, missing)
         scan = msgspec.structs.replace(self._scan, faults=faults)
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
@@ -438,19 +423,15 @@ class InventoryKeeper:
                 log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
 
         self.left_out.set(left_out)
+        old = self._inventory.value
         new = Inventory(
             generation=old.generation,
             gpus=tuple(sorted(shared.values(), key=_by_index)),
             driver_version=scan.driver_version,
             withheld=self._withheld,
         )
-
         if new != old:
             new = msgspec.structs.replace(new, generation=old.generation + 1)
-            self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in shared}
-            kept = [pair for pair in self._gone.items() if pair[0] not in shared]
-            self._gone = dict(kept[-MOST_GONE:])
-            log.debug("inventory.changed", generation=new.generation, gpus=sorted(shared))
 
         slices = slice_list(new, self._held, self._slices.value)
         if self._slices.set(slices):
@@ -485,10 +466,8 @@ class InventoryKeeper:
             is_lost = fault is not None and fault.lost
             is_there = uuid in described or (fault is not None and not is_lost)
             is_present = known is not None and is_there and not (is_filtered or obstacle)
-            # The index of a fault may be another GPU's: alone it hides no fault.
-            is_quiet = is_filtered if known else uuid in settings.filter_uuids
 
-            if fault and not is_quiet and not is_present:
+            if fault and not is_filtered and not is_present:
                 left_out[uuid] = msgspec.structs.replace(
                     fault, text=obstacle or f"{fault.text}; {fault.remedy}"
                 )
@@ -544,8 +523,8 @@ def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
 WINDOW = 60.0
 """Seconds for which a former amount counts, because the scheduler may have decided by it."""
 
-LIMIT = 256
-"""The most snapshots that are kept; the oldest are dropped first."""
+LIMIT = 1024
+"""The most former inventories that are kept; the oldest are dropped first."""
 
 Amounts = Mapping[GpuUuid, GpuUse]
 
@@ -555,26 +534,22 @@ class RecentlyRegistered:
 
     def __init__(self, inventory: Cell[Inventory]) -> None:
         self._inventory = inventory
-        self._former: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
+        self._former: deque[tuple[float, Inventory]] = deque(maxlen=LIMIT)
         """Each with the time until which it counts."""
 
     async def run(self) -> None:
         """Follow the inventory for ever."""
-        now = _amounts(self._inventory.value)
+        before = self._inventory.value
         async for inventory in self._inventory.follow():
-            before, now = now, _amounts(inventory)
-            if before != now:
-                self._former.append((loop_time() + WINDOW, before))
+            self._former.append((loop_time() + WINDOW, before))
+            before = inventory
 
     def greatest(self) -> Amounts:
         """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
-        greatest = dict(_amounts(self._inventory.value))
-        for until, amounts in self._former:
-            if until >= loop_time():
-                for uuid, use in amounts.items():
-                    greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
+        greatest: dict[GpuUuid, GpuUse] = {}
+        former = [inventory for until, inventory in self._former if until >= loop_time()]
+        for inventory in (*former, self._inventory.value):
+            for gpu in inventory.gpus:
+                use = GpuUse(gpu.registered_mib, gpu.core_percent)
+                greatest[gpu.uuid] = greatest.get(gpu.uuid, GpuUse()).peak(use)
         return greatest
-
-
-def _amounts(inventory: Inventory) -> Amounts:
-    return {gpu.uuid: GpuUse(gpu.registered_mib, gpu.core_percent) for gpu in inventory.gpus}

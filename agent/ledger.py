@@ -92,9 +92,7 @@ class EditSettings(msgspec.Struct, frozen=True):
         tuple[str, ...],
         _live(
             "allocation.deviceListStrategy",
-            list_of(
-                choice(*STRATEGIES), f"expected one or more of {', '.join(STRATEGIES)}", least=1
-            ),
+            list_of(choice(*STRATEGIES), least=1),
             "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
             "cdi-cri.",
             env=("DEVICE_LIST_STRATEGY",),

@@ -14,11 +14,7 @@ from agent.setting import Field, boolean, choice, indexes, number, resource_name
 
 
 def has_passed(span: dt.timedelta, since: dt.datetime, now: dt.datetime) -> bool:
-    """Whether `since` is at least `span` ago, or in the future.
-
-    A time in the future was taken before the clock was set back, so its age is not known. Waiting
-    for it could take as long as the clock was set back by.
-    """
+    """Whether `since` is at least `span` ago, or in the future: then the clock was set back."""
     return not dt.timedelta(0) <= now - since < span
 
 
@@ -26,15 +22,17 @@ def has_passed(span: dt.timedelta, since: dt.datetime, now: dt.datetime) -> bool
 
 
 class Condition(enum.StrEnum):
-    """The five conditions of a GPU."""
+    """The five conditions of a GPU.
+
+    - `WATCH`: served. Something happened; the GPU is ok again after the quiet period.
+    - `UNMONITORED`: it does not answer, or its events are not received. The cause says which.
+    """
 
     OK = "ok"
     WATCH = "watch"
-    """Served. Something happened; the GPU is ok again after the quiet period."""
     BAD = "bad"
     LOST = "lost"
     UNMONITORED = "unmonitored"
-    """The agent does not receive its events, or it does not answer. The cause says which."""
 
 
 class Cause(enum.StrEnum):
@@ -44,7 +42,7 @@ class Cause(enum.StrEnum):
     XID = "xid"
     ECC = "ecc"
     MEMORY = "memory"
-    """Memory rows or pages wait for a reset, or no spare ones are left."""
+    """Rows or pages wait for a reset, or no spare ones are left."""
     ADVICE = "advice"
     """The driver reports a recovery action, such as a reset."""
     REFUSED = "refused"
@@ -64,13 +62,11 @@ class Cause(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What a person should do about a GPU."""
+    """What a person should do about a GPU: wait, look at the kernel's log, and so on."""
 
     NONE = "none"
     WAIT = "wait"
-    """Nothing: the condition clears by itself."""
     INSPECT = "inspect"
-    """Look at the kernel's log."""
     RESET = "reset"
     REBOOT = "reboot"
     REPLACE = "replace"
@@ -82,16 +78,14 @@ class Health(msgspec.Struct, frozen=True):
     - `since`: when the condition began, with this cause.
     - `quiet_since`: when the cool-down last began again (a bad report, or the end of the need for a
       reset). None: it began with the condition.
-    - `serving`: whether the kubelet list, the register annotation and Allocate offer the GPU.
-    - `cause` and `action`: values of Cause and Action. They are text so that an older agent can
-      read the checkpoint of a newer one.
+    - `serving`: whether the list, the register annotation and Allocate offer the GPU.
+    - `cause` and `action`: text, so that an older agent can read the checkpoint of a newer one.
     - `text`: a sentence for people. It ends with the id `runbook` in brackets.
     - `needs_reset`: cleared by a boot, by lost-then-present, by refused-then-answered, or when the
       driver reports that no action is needed. With `needs_reboot`, only a boot clears it.
     - `passed_probes`: passed probes since the last bad report.
     - `bouts`: consecutive bouts, each soon after the end of the one before (`recovered_at`).
-    - `failures`: times of failed probes of the last 10 minutes while the GPU was neither bad nor
-      lost. The last `failed_in_row` of them had no passed probe between them.
+    - `failures` and `failed_in_row` are of 0.1.0, for the form of the state file.
     """
 
     condition: Condition
@@ -110,11 +104,6 @@ class Health(msgspec.Struct, frozen=True):
     failures: tuple[dt.datetime, ...] = ()
     failed_in_row: int = 0
     quiet_since: dt.datetime | None = None
-
-    @property
-    def quiet_from(self) -> dt.datetime:
-        """When the cool-down began."""
-        return self.quiet_since or self.since
 
     @property
     def ill(self) -> bool:
@@ -137,10 +126,7 @@ NO_INDEX: Final = -1
 
 
 class PciPath(enum.IntEnum):
-    """The PCI path between two GPUs; the value is HAMi's points for the pair.
-
-    Source: HAMi pkg/device/nvidia/calculate_score.go.
-    """
+    """The PCI path between two GPUs; the value is HAMi's points for the pair."""
 
     CROSS_CPU = 10
     SAME_CPU = 20
@@ -159,11 +145,10 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One physical GPU.
+    """One physical GPU. `minor` is the N of /dev/nvidiaN.
 
     `index` is NO_INDEX if only the UUID is known. `memory_mib` is total bytes // 2**20, or None if
-    the driver does not report it (coherent memory). `numa` is None if it is not known. `minor` is
-    the N of /dev/nvidiaN.
+    the driver does not report it (coherent memory).
     """
 
     uuid: GpuUuid
@@ -193,17 +178,13 @@ class Trouble(enum.StrEnum):
 
     LOST = "lost"
     SILENT = "silent"
-    """It has not answered in time. It may still be initialising."""
     RESET = "reset"
     """The driver refuses calls for it until it is reset."""
     DENIED = "denied"
-    """The driver refuses the agent access to it."""
     RELEASED = "released"
-    """An operator released it for work on it."""
     UNLISTED = "unlisted"
     """The kernel's driver has it, and the library does not list it. It is named by its address."""
     UNSUPPORTED = "unsupported"
-    """The driver does not support the call for this GPU."""
     FAILED = "failed"
 
 
@@ -257,32 +238,19 @@ NAMELESS: Final = "index "
 
 
 def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tuple[GpuFault, ...]:
-    """The faults with UUIDs for the nameless ones.
+    """The faults. If exactly one has no UUID, it is that of the one `missing` GPU.
 
-    `missing` are known GPUs that no scan describes now. If one GPU is missing and one fault is
-    nameless, they are the same GPU. Otherwise each missing GPU may be behind any of the faults, and
-    has a fault that never says that it is lost: at most one of them is.
+    `missing` are known GPUs that no scan describes now. Of several nobody knows which is which.
     """
     faults = tuple(faults)
     nameless = [fault for fault in faults if fault.gpu.startswith(NAMELESS)]
-    if not nameless or not missing:
+    if len(nameless) != 1 or len(missing) != 1:
         return faults
 
-    if len(nameless) == len(missing) == 1:
-        (fault,), (uuid,) = nameless, missing
-        known = msgspec.structs.replace(
-            fault, gpu=uuid, index=int(fault.gpu.removeprefix(NAMELESS))
-        )
-        return tuple(known if each is fault else each for each in faults)
-
-    text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-    troubles = {fault.trouble for fault in nameless}
-    trouble = Trouble.SILENT if troubles == {Trouble.SILENT} else Trouble.FAILED
-    explained = nameless if len(nameless) <= len(missing) else ()
-    return (
-        *(each for each in faults if each.lost or each not in explained),
-        *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)),
-    )
+    (fault,), (uuid,) = nameless, missing
+    index = int(fault.gpu.removeprefix(NAMELESS))
+    known = msgspec.structs.replace(fault, gpu=uuid, index=index)
+    return tuple(known if each is fault else each for each in faults)
 
 
 class Scan(msgspec.Struct, frozen=True):
@@ -294,22 +262,24 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 class GpuSample(msgspec.Struct, frozen=True):
-    """How much a GPU is used at one moment."""
+    """How much a GPU is used at one moment.
+
+    - `gpu_percent`, `memory_percent`: the share of the last sample period in which a kernel ran, or
+      the memory was read or written.
+    - `used_mib`: by processes; drivers before 510 count what they reserve, too. `reserved_mib`: by
+      the driver, as far as `used_mib` is without it.
+    - `ecc_corrected`, `ecc_uncorrected`: in the life of the GPU, until somebody clears them.
+    """
 
     uuid: GpuUuid
     gpu_percent: int | None = None
-    """Share of the last sample period in which a kernel ran, 0 to 100."""
     memory_percent: int | None = None
-    """Share of the last sample period in which its memory was read or written, 0 to 100."""
     used_mib: int | None = None
-    """By processes. Drivers before 510 count what they reserve, too."""
     reserved_mib: int = 0
-    """By the driver, as far as `used_mib` is without it."""
     celsius: int | None = None
     milliwatts: int | None = None
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
-    """Both in the life of the GPU, until somebody clears them."""
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -337,19 +307,14 @@ Held = Mapping[GpuUuid, tuple[SliceId, ...]]
 
 MIB = 1024 * 1024
 MIG_MODE = "mig"
-"""HAMi's operating mode whose GPUs the agent does not share yet."""
-
 LIST_BYTES = 7 * MIB // 2
 """Most bytes of a list. The kubelet ends the stream at 4 MiB; the rest is for ids still held."""
-
 INT32_MAX = 2**31 - 1
 """The largest number of MiB or percent in the register annotation."""
-
 MAX_NUMBER = 9_999_999_999
 """The largest number of a slice."""
 
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
-
 
 MODES = msgspec.structs.replace(
     choice("hami-core", "mps", MIG_MODE, like={"remote": "hami-core"}),
@@ -486,8 +451,7 @@ def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
 def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tuple[SliceId, ...]:
     """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count.
 
-    A lower split count never removes a held id. A node can have thousands of ids, and each answer
-    asks again for those of all its GPUs; so the last ones are kept.
+    A node can have thousands, and each answer asks for those of all its GPUs; so they are kept.
     """
     numbers = {pair[1] for pair in map(split_slice_id, held) if pair and pair[0] == uuid}
     unused = (number for number in range(split_count) if number not in numbers)
@@ -498,8 +462,7 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tu
 def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
     """MiB to register for a GPU, or None if the GPU must be left out.
 
-    Truncated towards zero, as by HAMi's conversion to int32. Larger numbers become INT32_MAX;
-    HAMi's overflow into numbers that no scheduler can use.
+    Truncated as by HAMi; but larger numbers become INT32_MAX, and HAMi's overflow.
     Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
     """
     known = memory_mib if memory_mib is not None else settings.preconfigured_mib
@@ -520,9 +483,7 @@ def type_name(name: str) -> str:
     return name if name.startswith("NVIDIA") else f"NVIDIA-{name}"
 
 
-# Scores how closely two GPUs are connected, in HAMi's points.
-#
-# The score annotation and the agent's preference use the same points. Source: HAMi v2.10
+# Scores how closely two GPUs are connected, in HAMi's points. Source: HAMi v2.10
 # pkg/device/nvidia/calculate_score.go.
 
 NVLINK_POINTS: Final = 100
@@ -572,8 +533,6 @@ class SharedGpu(msgspec.Struct, frozen=True):
     """One GPU and how it is shared.
 
     - `registered_mib` and `core_percent`: MiB and percent after scaling.
-    - `type_name`: the model name with the prefix `NVIDIA`, by which the scheduler matches.
-    - `mode`: HAMi's operating mode.
     - `present`: False if the GPU is shown but not offered. Either it vanished or is no longer
       shared while a container holds a slice of it; or it is unhealthy and the driver lists it
       without describing it; or the container runtime would not find it. In the second case only
@@ -581,7 +540,6 @@ class SharedGpu(msgspec.Struct, frozen=True):
     - `there`: the driver still lists it.
     - `obstacle`: why it is not present; empty if nothing more is known.
     - `wanted`: False if the settings or MIG mode exclude it.
-    - `numa_hint`: whether the list tells the kubelet its NUMA node.
     """
 
     gpu: Gpu
@@ -634,11 +592,6 @@ class Inventory(msgspec.Struct, frozen=True):
         """The GPU with that UUID, or None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
-    def label(self, uuid: GpuUuid) -> str:
-        """The label of one GPU, for people; its UUID if it is not here."""
-        found = self.find(uuid)
-        return found.gpu.label if found else str(uuid)
-
     def offers(self, gpu: SharedGpu) -> bool:
         """True when the list and the register annotation offer this GPU to new containers."""
         return gpu.serving and not self.withheld
@@ -678,24 +631,22 @@ class FabricState(enum.StrEnum):
     IN_PROGRESS = "in-progress"
     COMPLETED = "completed"
     FAILED = "failed"
-    """The GPU tried to join and got an error."""
 
 
 class GpuSigns(msgspec.Struct, frozen=True):
     """The state of one GPU's memory, its recovery action and its fabric.
 
     None means that this GPU or driver does not report the value. It never means that all is well.
+
+    - `rows_pending`, `pages_pending`: rows, or pages before Ampere, wait for a reset.
+    - `rows_failed`: a row could not be remapped, because no spare row is left.
     """
 
     rows_pending: bool | None = None
-    """Memory rows wait for a reset to be remapped."""
     rows_failed: bool | None = None
-    """A memory row could not be remapped, because no spare row is left."""
     pages_pending: bool | None = None
-    """Memory pages wait for a reset to be retired (GPUs before Ampere)."""
     recovery: RecoveryAction | None = None
     fabric: FabricState | None = None
-    """Also None for a GPU without NVSwitches."""
 
 
 NO_SIGNS = GpuSigns()
@@ -719,15 +670,13 @@ class DriverEvent(msgspec.Struct, frozen=True):
 
 
 class ProbeOutcome(enum.StrEnum):
-    """The outcome of a probe of a GPU."""
+    """The outcome of a probe of a GPU. `REFUSED`: NVML_ERROR_RESET_REQUIRED."""
 
     PASSED = "passed"
     FAILED = "failed"
     REFUSED = "refused"
-    """The driver refuses calls until the GPU is reset (NVML_ERROR_RESET_REQUIRED)."""
     LOST = "lost"
     SILENT = "silent"
-    """No answer within the deadline."""
 
 
 class Probe(msgspec.Struct, frozen=True):

@@ -4,13 +4,12 @@ The agent's own checks, what is seen of the host and of the Node, cordons, what 
 """
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.cluster import NodeEvent
 from agent.errors import cap
-from agent.model import NO_INDEX, GpuUuid, SharedGpu
+from agent.model import GpuUuid
 
 # The agent's own checks, and whether they make it ready or degraded.
 
@@ -118,10 +117,6 @@ class NodeSight(msgspec.Struct, frozen=True):
 
     - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
     - `written`: when an agent last wrote the register annotation; None: not known.
-    - `reported_by`: the writer other than an agent that last changed that, and when. Source:
-      `other_writer` of agent/kube/objects.py.
-    - `differences`: how the annotation differs from what these settings would write, without
-      health.
     """
 
     name: str
@@ -130,8 +125,6 @@ class NodeSight(msgspec.Struct, frozen=True):
     allocatable: int = 0
     capacity: int = 0
     written: dt.datetime | None = None
-    reported_by: str = ""
-    differences: tuple[str, ...] = ()
 
     def age(self, now: dt.datetime) -> float | None:
         """Seconds since an agent wrote the register annotation; None: not known."""
@@ -161,17 +154,3 @@ def read_cordon(text: str | None) -> tuple[GpuUuid, ...]:
     """The UUIDs in the annotation, each once, in their order."""
     words = (word.strip() for word in (text or "").split(","))
     return tuple(dict.fromkeys(GpuUuid(word) for word in words if word))
-
-
-def cordon_events(
-    before: Collection[str], now: Collection[str], gpus: Iterable[SharedGpu]
-) -> Iterator[NodeEvent]:
-    """The Events about the GPUs of this node whose cordon began or ended."""
-    for gpu in gpus:
-        words = ReportedGpu(gpu.uuid, None if gpu.gpu.index == NO_INDEX else gpu.gpu.index).words
-        if gpu.uuid in now and gpu.uuid not in before:
-            text = f"GPU {words} is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
-            yield NodeEvent("GpuCordoned", text, warning=False)
-
-        if gpu.uuid in before and gpu.uuid not in now:
-            yield NodeEvent("GpuUncordoned", f"GPU {words} is no longer cordoned", warning=False)

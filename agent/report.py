@@ -13,7 +13,6 @@ import structlog
 
 from agent.allocate.room import takes_room
 from agent.cluster import (
-    CORDON,
     GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
@@ -37,7 +36,6 @@ from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
-from agent.node import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
@@ -45,7 +43,7 @@ from agent.ports import Clock, NodeApi
 log = structlog.get_logger(__name__)
 
 LIMIT = 256
-"""Events that may wait. When more come, the oldest is dropped and counted."""
+"""Events that may wait. When more come, the oldest is dropped."""
 
 AGAIN = 5.0
 """Seconds until a post that failed is tried again."""
@@ -59,21 +57,14 @@ class NodeEventQueue:
 
     def __init__(self, noted: Callable[[NodeEvent], None] = lambda _: None) -> None:
         self._noted = noted
-        self.waiting: deque[NodeEvent] = deque()
+        self.waiting: deque[NodeEvent] = deque(maxlen=LIMIT)
         self._news = asyncio.Event()
         self._refused = Allowance(1, WARN_PERIOD)
-        self.unposted = Tally(
-            "events_unposted_total",
-            "Events that no API server keeps, by what became of them instead.",
-            ("reason", "outcome"),
-        )
 
     def say(self, event: NodeEvent) -> None:
         """Queue the event unless it equals the last one in the queue. Never waits."""
         if self.waiting and self.waiting[-1] == event:
             return
-        if len(self.waiting) >= LIMIT:
-            self.unposted.add(self.waiting.popleft().reason, "dropped")
         self.waiting.append(event)
         self._noted(event)
         self._news.set()
@@ -85,7 +76,7 @@ class NodeEventQueue:
                 self._news.clear()
                 await self._news.wait()
 
-            event, outcome = self.waiting[0], ""
+            event = self.waiting[0]
             try:
                 if post is not None:
                     await post(event)
@@ -93,46 +84,20 @@ class NodeEventQueue:
                     level = log.warning if event.warning else log.info
                     of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
                     level("event.logged", reason=event.reason, **of, text=event.text)
-                    outcome = "logged"
             except ApiError as error:
                 if error.status not in range(400, 500) or error.status == 429:
-                    if event.pod and self.waiting and self.waiting[0] is event:
-                        self.waiting.rotate(-1)  # its namespace alone may take no Event now
                     await asyncio.sleep(error.retry_after or AGAIN)
                     continue
                 if (others := self._refused.admit()) is not None:
                     reason, err = event.reason, str(error)
                     log.warning("event.refused", reason=reason, others=others, err=err)
-                outcome = "refused"
-
-            if outcome:  # the API server keeps, and its client counts, what was posted
-                self.unposted.add(event.reason, outcome)
             # A full queue may have dropped it meanwhile.
             if self.waiting and self.waiting[0] is event:
                 self.waiting.popleft()
 
 
-async def follow_cordons(
-    node: Cell[NodeView | None], inventory: Cell[Inventory], say: Callable[[NodeEvent], None]
-) -> None:
-    """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
-
-    The cordon annotation of the Node as it is first seen makes no Event.
-    """
-    before: str | None = None
-    async for view in node.follow():
-        if view is not None:
-            text = view.annotations.get(CORDON, "")
-            if before is not None and text != before:
-                was, now = read_cordon(before), read_cordon(text)
-                for event in cordon_events(was, now, inventory.value.gpus):
-                    say(event)
-            before = text
-
-
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
 
-WELL: Final = "answering again; the agent receives events"
 TEXT_LIMIT: Final = 1024
 
 
@@ -149,30 +114,6 @@ def gpu_events(
     `left_out`: GPUs for which another Event says why they are no longer shared.
     """
     return (*_of_health(old, new), *_of_inventory(old, new, left_out), *_of_pods(old, new, ledger))
-
-
-def may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
-    """Whether the only change of a GPU may reverse within seconds, so that its Event should wait.
-
-    - A silent GPU answers again; or an unhealthy or silent GPU comes or goes. Resets and a driver
-      that answers irregularly look like this.
-    - A healthy GPU is gone, but still in the inventory: the next probe makes it unhealthy.
-    - A GPU was taken back and has not answered yet.
-
-    A change for the worse is never among them.
-    """
-    before = said.health
-    was_unwell = not _is_well(before) and before.cause != Cause.OFF
-    if gpu is None:
-        return was_unwell
-    if _state(before) == _state(gpu.health):
-        is_gone = not gpu.present and not gpu.there and gpu.health.cause != Cause.OFF
-        return said.present != gpu.present and (is_gone or was_unwell)
-    if before.cause == Cause.RELEASED and gpu.health.silent:
-        return True
-
-    is_better = _is_well(gpu.health) or (before.silent and gpu.health.cause == Cause.MONITOR)
-    return is_better and was_unwell and not before.ill
 
 
 def gpus_in_words(gpus: Iterable[SharedGpu]) -> str:
@@ -209,26 +150,19 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
 def _news(before: Health | None, health: Health) -> NodeEvent | None:
     """The Event about a health that differs from `before` (None: the GPU was not there)."""
     if before is not None and _state(before) == _state(health):
-        # Also where it asks for less: a GPU that is back and cools down needs no reboot any more,
-        # and whoever reads Events alone would go on to reboot the node.
-        is_told = health.ill and health.action != before.action
-        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_told else None
-
+        return None
     if _is_well(health):
         # Of a GPU that was not there, people hear only that it is not healthy.
         if before is None or before.cause == Cause.OFF:
             return None
-        text = f"healthy again, after: {past(before)}"
-        if before.condition is Condition.UNMONITORED:
-            text = "taken back, and healthy" if before.cause == Cause.RELEASED else WELL
-        return NodeEvent("GpuRecovered", text, warning=False)
+        return NodeEvent("GpuRecovered", f"healthy again, after: {past(before)}", warning=False)
 
     if health.cause == Cause.RELEASED:
         return NodeEvent("GpuReleased", health.text, warning=False)
-    if health.silent and not health.serving:
-        return NodeEvent("GpuUnhealthy", f"not served any more: {health.text}", warning=True)
     reason = "GpuDriverUnresponsive" if health.silent else "GpuUnmonitored"
-    return NodeEvent("GpuUnhealthy" if health.ill else reason, health.text, warning=True)
+    if health.ill or (health.silent and not health.serving):
+        reason = "GpuUnhealthy"
+    return NodeEvent(reason, health.text, warning=True)
 
 
 def _is_well(health: Health) -> bool:
@@ -237,9 +171,11 @@ def _is_well(health: Health) -> bool:
 
 def _state(health: Health) -> tuple[object, ...]:
     """The part of health that an Event reports. Bad equals lost, and ok equals watched."""
-    if health.ill or _is_well(health):
-        return (health.ill,)
-    return (health.cause, health.serving)
+    if _is_well(health):
+        return ()
+    # What an unhealthy GPU needs counts, also where it needs less: whoever reads Events alone would
+    # go on to reboot the node for a GPU that is back and cools down.
+    return (health.action,) if health.ill else (health.cause, health.serving)
 
 
 def _of_inventory(old: Inventory, new: Inventory, left_out: Collection[str]) -> Iterator[NodeEvent]:
@@ -309,9 +245,6 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
 
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.
 
-CALM: Final = 30.0
-"""Seconds that a change which may reverse (may_turn) must last before its Event."""
-
 WAKING: Final = 30.0
 """Seconds without an answer before a GPU is reported as left out: it may be initialising."""
 
@@ -328,29 +261,15 @@ async def follow_gpus(
     The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
     GPUs about which follow_left_out() writes Events.
     """
-    loop, news = asyncio.get_running_loop(), News(inventory)
     said: Inventory | None = None
-    unsaid: dict[GpuUuid, float] = {}
-    """The GPUs whose Events are held back, and until when (loop time)."""
-
-    while True:
-        found, now = inventory.value, loop.time()
-        if found.generation:  # before, the driver was not asked
-            before = said or found
-            turning = (gpu.uuid for gpu in before.gpus if may_turn(gpu, found.find(gpu.uuid)))
-            turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning}
-            unsaid = {uuid: until for uuid, until in turns.items() if now < until}
-            kept = (gpu for gpu in before.gpus if gpu.uuid in unsaid)
-            fresh = (gpu for gpu in found.gpus if gpu.uuid not in unsaid)
-            said = msgspec.structs.replace(found, gpus=(*fresh, *kept))
-
+    async for found in inventory.follow():
+        if said is not None:
             explained = {fault.gpu for fault in left_out.value}
             # A row stays for a while after its pod has ended.
             rows = (row for row in ledger.value.rows if takes_room(row, pods.value))
-            for event in gpu_events(before, said, Ledger(tuple(rows)), explained):
+            for event in gpu_events(said, found, Ledger(tuple(rows)), explained):
                 say(event)
-
-        await news.wait(min(unsaid.values()) - now if unsaid else None)
+        said = found if found.generation else None  # before, the driver was not asked
 
 
 async def follow_left_out(
@@ -423,7 +342,7 @@ async def keep_condition(
 #
 # - The reporter writes only if the two differ in meaning, whoever wrote the annotation.
 # - It never writes an empty list. It repeats a failed write, soon once a lost API server is back.
-# - If another writer keeps changing the annotation, it stops for 10 minutes and posts an Event.
+# - If another writer keeps changing the annotation, it corrects that seldom and posts an Event.
 # - It stamps every 30 s only for schedulers up to and including 2.7.1: they drop a node after 60 s.
 
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
@@ -432,13 +351,12 @@ SPREAD = 1.0
 """Seconds over which nodes spread their writes of a changed inventory, and their writes to an API
 server that is back. A changed health is written at once."""
 
-ROUNDS = 5
-FIGHT = 600.0
-"""After ROUNDS corrections within FIGHT seconds, the reporter stops for FIGHT seconds."""
+CORRECTIONS = 5, 120.0
+"""Of another writer's text: so many at once, then one in so many seconds."""
 
 CONFLICT = (
     f"another writer keeps changing the Node annotation {REGISTER}: stop the other device plugin of"
-    " this node; the next try is in 10 minutes or when the GPUs change"
+    " this node; until then it is corrected every 2 minutes, and when the GPUs change"
 )
 
 TICK = 0.001
@@ -451,11 +369,8 @@ UNSEEN = "the Node has not been seen yet"
 
 
 Reason = Literal[
-    "missing",
-    "node-created",
     "inventory",
     "health",  # of a GPU that is reported; others may differ in more
-    "score",  # only the score annotation differs
     "foreign",  # another writer changed what the agent wrote
     "stamp",  # nothing differs, but the scheduler needs a stamp
 ]
@@ -472,18 +387,6 @@ class ReportCells(msgspec.Struct, frozen=True):
     node: Cell[NodeView | None]
     returns: Cell[int]
     settings: Cell[ReportSettings]
-
-
-Target = tuple[str, str, str | None]
-"""The UID of the Node, and the texts of its register and score annotations."""
-
-
-class DueWrite(msgspec.Struct, frozen=True):
-    """One write to the Node that is due. Equal targets: the same write."""
-
-    target: Target
-    report: NodeReport
-    reason: Reason
 
 
 class Reporter:
@@ -506,6 +409,14 @@ class Reporter:
         *,
         observes: bool = False,
     ) -> None:
+        self._api = api
+        self._cells = cells
+        self._saw = saw
+        self._say = say
+        self._clock = clock
+        self._random = random
+        self._observes = observes
+
         self.unreported = Cell(UNSEEN)
         self.pending: Mapping[str, str | None] = {}
         self.writes = Tally(
@@ -515,159 +426,105 @@ class Reporter:
             "report_failures_total", "Writes of the register annotation that failed.", ("code",)
         )
 
-        self._api = api
-        self._cells = cells
-        self._saw = saw
-        self._say = say
-        self._clock = clock
-        self._random = random
-        self._observes = observes
-
         self._backoff = Backoff(DELAYS, JITTER, random)
-        self._returns = cells.returns.value
-        """The returns of the API server that were taken into account."""
-        self._written: Target | None = None
-        self._due: float | None = None
-        self._stamped: float | None = None
-        self._failed: tuple[Target, bool, float] | None = None
-        """What failed, whether the API server asked to wait, and when it is tried again."""
-
-        self._rounds: deque[float] = deque(maxlen=ROUNDS)
-        """When the last corrections of another writer's text were made (loop time)."""
-        self._conflict = 0.0
-        """Until when the fight lasts that was told last (loop time)."""
+        self._corrections = Allowance(*CORRECTIONS)
+        self._written: tuple[str, str, str | None] | None = None
+        """The Node's UID, and the texts of its register and score annotations."""
+        self._spread: float | None = None
+        """When a changed inventory may be written (loop time)."""
+        self._stamped = -math.inf
 
     async def run(self) -> NoReturn:
         """Keep the annotation equal to the inventory for ever."""
         loop, cells = asyncio.get_running_loop(), self._cells
-        news = News(cells.inventory, cells.node, cells.settings, cells.returns)
+        news = News(cells.inventory, cells.node, cells.settings)
         while True:
-            if cells.returns.value != self._returns:
-                self._returns = cells.returns.value
-                # The API server is back: a failed write is repeated soon, unless it asked to wait.
-                if self._failed is not None and not self._failed[1]:
-                    target, is_asked, retry_at = self._failed
-                    soon = loop.time() + self._random.uniform(0.0, SPREAD)
-                    self._failed = target, is_asked, min(retry_at, soon)
-                    self._backoff.reset()
-
-            need, left = self._need(), None
-            if self._observes:
-                self._show(need)
-            elif isinstance(need, str):
-                self._rest(need)
+            node, settings, left = cells.node.value, cells.settings.value, None
+            held = {} if node is None else node.annotations
+            report = report_of(cells.inventory.value, held, settings)
+            if node is None or report is None:
+                self._rest(UNSEEN if node is None else "no GPU has been found yet")
+                self.pending = {}
+            elif self._observes:
+                self._rest("")
+                self._show(node, report)
+            elif not report.changes and settings.profile is not ReportProfile.COLON:
+                self._rest("")
             else:
-                if need.reason == "stamp" and self._failed is None:
-                    self._rest("")
-                left = self._turn(need, loop.time()) - loop.time()
+                target = node.uid, report.register, report.score
+                reason: Reason = "health" if report.changes_health else "inventory"
+                if not report.changes:
+                    reason = "stamp"
+                elif self._written == target:
+                    reason = "foreign"
+                left = self._due(report, reason, loop.time()) - loop.time()
                 if left < TICK:
-                    await self._write(need)
+                    await self._write(report, reason, target)
                     continue
-
+                if not report.changes:
+                    self._rest("")
             await news.wait(left)
 
     def _rest(self, reason: str) -> None:
         """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
         self.unreported.set(reason)
-        self._due = None
+        self._spread = None
 
-    def _show(self, need: DueWrite | str) -> None:
+    def _show(self, node: NodeView, report: NodeReport) -> None:
         """Log what would be written, if that is news. The Node counts as reported."""
-        self._rest(need if isinstance(need, str) else "")
-
-        node, pending = self._cells.node.value, {}
-        if node is not None and isinstance(need, DueWrite):
-            held, changes = node.annotations, need.report.changes
-            pending = {key: text for key, text in changes.items() if held.get(key) != text}
-            if pending and pending != self.pending:
-                log.info("observe.would_write", node=node.name, annotations=pending)
+        changes = report.changes.items()
+        pending = {key: text for key, text in changes if node.annotations.get(key) != text}
+        if pending and pending != self.pending:
+            log.info("observe.would_write", node=node.name, annotations=pending)
         self.pending = pending
 
-    def _need(self) -> DueWrite | str:
-        """The write that is due, or why there is no report yet (empty: nothing differs)."""
-        node, settings = self._cells.node.value, self._cells.settings.value
-        if node is None:
-            return UNSEEN
-
-        report = report_of(self._cells.inventory.value, node.annotations, settings)
-        if report is None:
-            return "no GPU has been found yet"
-        target = node.uid, report.register, report.score
-        if not report.changes:  # the Node says the same
-            return (
-                DueWrite(target, report, "stamp") if settings.profile is ReportProfile.COLON else ""
-            )
-
-        reason: Reason = "health" if report.changes_health else "inventory"
-        if self._written is not None and self._written[0] != node.uid:
-            reason = "node-created"
-        elif self._written == target:
-            reason = "foreign"
-        elif REGISTER not in node.annotations:
-            reason = "missing"
-        elif not report.register_differs:
-            reason = "score"
-
-        return DueWrite(target, report, reason)
-
-    def _turn(self, need: DueWrite, now: float) -> float:
+    def _due(self, report: NodeReport, reason: Reason, now: float) -> float:
         """The loop time at which the write may be made."""
-        turn = now
-        if need.reason == "stamp":
-            turn = now if self._stamped is None else self._stamped + STAMP_EVERY
-        elif not need.report.changes_health:  # a changed health is told without the SPREAD
-            if self._due is None:
-                self._due = now + self._random.uniform(0.0, SPREAD)
-            turn = self._due
+        if reason == "stamp":
+            return self._stamped + STAMP_EVERY
+        due = now
+        if not report.changes_health:  # a changed health is told without the SPREAD
+            if self._spread is None:
+                self._spread = now + self._random.uniform(0.0, SPREAD)
+            due = self._spread
 
-        if self._failed is not None:
-            target, is_asked, retry_at = self._failed
-            # Another write than the one that failed waits only if the server asked for it.
-            if is_asked or target == need.target:
-                turn = max(turn, retry_at)
+        # A write for another reason, such as a changed inventory, does not wait for this.
+        wait = self._corrections.wait(now) if reason == "foreign" else 0.0
+        if wait and self.unreported.set(CONFLICT):
+            log.error("report.conflict")
+            self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
+        return max(due, now + wait)
 
-        # A write for another reason, such as a changed inventory, ends the wait of a fight.
-        rounds = self._rounds
-        if need.reason == "foreign" and len(rounds) == ROUNDS and rounds[-1] - rounds[0] < FIGHT:
-            ends = rounds[-1] + FIGHT
-            if now < ends:
-                self.unreported.set(CONFLICT)
-                turn = max(turn, ends)
-                if ends != self._conflict:
-                    self._conflict = ends
-                    log.error("report.conflict", rounds=len(rounds))
-                    self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
-        return turn
-
-    async def _write(self, need: DueWrite) -> None:
-        loop = asyncio.get_running_loop()
-        changes = need.report.changes
-        is_stamped = self._cells.settings.value.profile is ReportProfile.COLON
+    async def _write(
+        self, report: NodeReport, reason: Reason, target: tuple[str, str, str | None]
+    ) -> None:
+        """Write; after a failure, wait until it may be tried again."""
+        loop, cells = asyncio.get_running_loop(), self._cells
+        is_stamped = cells.settings.value.profile is ReportProfile.COLON
         stamp = encode_reported(self._clock.now()) if is_stamped else None
+        news = News(cells.inventory, cells.settings, cells.returns)
+        self._spread = None
 
         try:
-            node = await self._api.annotate_node({**changes, HANDSHAKE: stamp})
+            node = await self._api.annotate_node({**report.changes, HANDSHAKE: stamp})
         except ApiError as error:
             delay = max(self._backoff.next(), error.retry_after or 0.0)
-            if self._failed is None:
+            if self.unreported.set(str(error)):
                 log.warning("report.failed", err=str(error), again_in=round(delay, 3))
-            is_asked = error.retry_after is not None or isinstance(error, ApiThrottled)
-            self._failed = need.target, is_asked, loop.time() + delay
             self.failures.add(str(error.status or "none"))
-            self.unreported.set(str(error))
+            # Another report, or an API server that is back, ends a wait that is the agent's own.
+            if error.retry_after is not None or isinstance(error, ApiThrottled):
+                await asyncio.sleep(delay)
+            else:
+                await news.wait(delay)
             return
 
-        self._failed = self._due = None
         self._backoff.reset()
         self._stamped = loop.time()
-        self.writes.add(need.reason)
-
-        if need.reason != "stamp":
-            if need.reason != "foreign":
-                self._rounds.clear()
-            else:
-                self._rounds.append(self._stamped)
-
-            self._written = need.target
-            log.info("report.written", reason=need.reason, node_uid=need.target[0])
+        self.writes.add(reason)
+        if reason == "foreign":
+            self._corrections.spend(self._stamped)
+        if reason != "stamp":
+            self._written = target
+            log.info("report.written", reason=reason, node_uid=target[0])
         self._saw(node)

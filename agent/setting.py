@@ -21,14 +21,7 @@ _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[
 
 
 class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
-    """A value does not fit its setting; str() says what was expected.
-
-    `found`: the wrong part of the value, if that is not the whole value.
-    """
-
-    def __init__(self, expected: str, found: str = "") -> None:
-        super().__init__(expected)
-        self.found = found
+    """A value does not fit its setting; str() says what was expected."""
 
 
 class ValueType(msgspec.Struct, frozen=True):
@@ -176,30 +169,16 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
 # Lists.
 
 
-def list_of(
-    item: ValueType, expected: str = "expected a list of texts", least: int = 0
-) -> ValueType:
-    """A list of at least `least` items, separated by commas in variables and flags.
-
-    Messages say what was `expected` and show the first item that does not fit.
-    """
+def list_of(item: ValueType, least: int = 0) -> ValueType:
+    """A list of at least `least` items, separated by commas in variables and flags."""
 
     def read(value: object) -> tuple[str, ...]:
         items = value
         if isinstance(value, str):
             items = [part for part in map(str.strip, value.split(",")) if part]
-        if not isinstance(items, list):
-            raise WrongValue(expected)
-        if len(items) < least:
-            raise WrongValue(expected, "none")
-
-        found = []
-        for one in items:
-            try:
-                found.append(str(item(one)))
-            except WrongValue as error:
-                raise WrongValue(expected, shown(one)) from error
-        return tuple(found)
+        if not isinstance(items, list) or len(items) < least:
+            raise WrongValue("expected a list of one or more" if least else "expected a list")
+        return tuple(str(item(one)) for one in items)
 
     bound = {"minItems": least} if least else {}
     return ValueType(read, {"type": "array", "items": item.schema, **bound})
@@ -210,10 +189,11 @@ texts = list_of(text)
 
 indexes = list_of(
     ValueType(
-        text_where(re.compile("[0-9]{1,19}").fullmatch, "", _text_or_whole).read,
+        text_where(
+            re.compile("[0-9]{1,19}").fullmatch, "expected GPU indexes", _text_or_whole
+        ).read,
         {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
-    ),
-    "expected GPU indexes",
+    )
 )
 """A list of GPU indexes."""
 

@@ -15,17 +15,7 @@ from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_node_lock
 from agent.kit.units import UNKNOWN, Column, age, gib, percent, some
 from agent.ledger import ContainerKey, Decider, JournalEntry, KubeletEpoch, Ledger, Row
-from agent.model import (
-    MIB,
-    NO_INDEX,
-    Cause,
-    Condition,
-    GpuUuid,
-    Inventory,
-    Sampled,
-    SharedGpu,
-    SliceList,
-)
+from agent.model import MIB, NO_INDEX, Cause, Condition, GpuUuid, Inventory, Sampled, SliceList
 from agent.node import Check, is_ready, read_cordon
 from agent.settle import REJECTED
 from agent.usage import ContainerUse
@@ -257,7 +247,6 @@ class StatusFacts(msgspec.Struct, frozen=True):
     A standby knows only `about` and `checks`.
 
     - `about`: what does not come from the other values. `node`: as the watch last showed it.
-    - `gone`: the GPUs that left the inventory, the last first.
     - `newest`: the newest sample of a GPU. `used`: what a container uses.
     - `journal_since`: changes and refusals before that time are not known.
     - `pods`: tells which containers have ended. `settings`: those in force.
@@ -269,7 +258,6 @@ class StatusFacts(msgspec.Struct, frozen=True):
     checks: Sequence[Check] = ()
     node: NodeView | None = None
     inventory: Inventory = msgspec.field(default_factory=Inventory)
-    gone: Sequence[SharedGpu] = ()
     slices: SliceList = msgspec.field(default_factory=SliceList)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
@@ -421,15 +409,12 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
     )
 
 
-def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
-    """The value of the label `gpu` for each GPU, also for those that are `gone`.
-
-    It is the index, also after the GPU is gone; the UUID if it has none or another GPU has it now.
-    """
+def gpu_labels(inventory: Inventory) -> Mapping[GpuUuid, str]:
+    """The label `gpu` of each GPU: its index; the UUID if it has none or another GPU has it now."""
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
 
-    for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
+    for gpu in sorted(inventory.gpus, key=lambda gpu: not gpu.present):
         named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
         taken.add(gpu.gpu.index)
 
@@ -650,16 +635,12 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
 def pod_notices(found: StatusDocument) -> Iterator[Notice]:
     """What a person should know of containers, beside their cells."""
     for one in found.allocations or ():
+        name = "/".join(cap(part, 64) for part in (one.namespace, one.pod, one.container))
         if one.unkept:
-            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}", ""
+            yield f"nothing keeps the limits of {name}: {cap(one.unkept)}", ""
 
         if one.unread:
-            yield f"the use of {container(one)} is not known: {cap(one.unread)}", ""
-
-
-def container(one: AllocationStatus) -> str:
-    """The container's name with its pod's, for people."""
-    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
+            yield f"the use of {name} is not known: {cap(one.unread)}", ""
 
 
 def entry_lines(entries: Iterable[JournalEntry], now: dt.datetime) -> Iterator[Notice]:

@@ -45,10 +45,9 @@ from agent.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-# Tells which processes of containers exist, by the host's /proc and its cgroup tree.
-#
-# HAMi-core knows a process by its PID in the container, and one that was killed keeps its slot. The
-# kernel lists the host's PIDs of a container's cgroup, and for each the PID in the container.
+# Tells which processes of containers exist. HAMi-core knows a process by its PID in the container,
+# and one that was killed keeps its slot. The kernel lists the host's PIDs of a container's cgroup,
+# and for each the PID in the container.
 
 INIT_NAMESPACE: Final = "pid:[4026531836]"
 """The host's own PID namespace. Source: Linux include/linux/proc_ns.h (PROC_PID_INIT_INO)."""
@@ -107,6 +106,7 @@ class ContainerProcesses:
         if len(children) >= CGROUPS:
             return None
 
+        is_whole = True
         for cgroup in map(self._pods[uid].joinpath, children):
             pids = _pids(cgroup)
             # A directory without this file, as in the sandbox, tells of no processes.
@@ -122,26 +122,16 @@ class ContainerProcesses:
                 self._owners[cgroup] = mounted[1].decode() if mounted else ""
 
             if self._owners.get(cgroup) == name:
-                matched = self._matched(cgroup, pids, wanted)
-                if matched is None:
-                    return None
-                living |= matched
+                before = self._known.get(cgroup, {})
+                known = self._known[cgroup] = {pid: before[pid] for pid in pids if pid in before}
+                unknown = [pid for pid in pids if pid not in known]
+                for pid in unknown[:LOOKUPS]:
+                    if found := NSPID.search(_read(self._proc / f"{pid}/status")):
+                        known[pid] = int(found[1])
+                living |= wanted & {*known.values()}
+                is_whole &= len(unknown) <= LOOKUPS
 
-        return living
-
-    def _matched(
-        self, cgroup: Path, pids: list[int], wanted: frozenset[int]
-    ) -> frozenset[int] | None:
-        """Those of the wanted PIDs that a process of the cgroup has; None: not all were asked."""
-        before = self._known.get(cgroup, {})
-        known = self._known[cgroup] = {pid: before[pid] for pid in pids if pid in before}
-        unknown = [pid for pid in pids if pid not in known]
-        for pid in unknown[:LOOKUPS]:
-            if found := NSPID.search(_read(self._proc / f"{pid}/status")):
-                known[pid] = int(found[1])
-
-        living = wanted & set(known.values())
-        return None if living != wanted and len(unknown) > LOOKUPS else living
+        return living if is_whole or living == wanted else None
 
 
 def _read(path: Path) -> bytes:
@@ -168,11 +158,10 @@ def _pods(tree: Path) -> dict[str, Path]:
     return pods
 
 
-# HAMi-core's shared regions in the container directories: read with pread, never mapped.
-#
-# Any process of a container may change, replace or shorten its file at any time. Only a regular
-# file with one name is opened. What costs time is bounded for each container, and for all together.
-# One region is in memory at a time.
+# HAMi-core's shared regions in the container directories: read with pread, never mapped. Any
+# process of a container may change, replace or shorten its file at any time. Only a regular file
+# with one name is opened. The time is bounded for each, and for all together. One is in memory at a
+# time.
 
 PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -183,22 +172,17 @@ SLOW: Final = 0.001
 """Seconds of CPU. A region that costs more to read is slow."""
 COOLING: Final = 0.9
 """A cheaper reading takes a tenth off a region's cost: being slow now and then gains nothing."""
-
 ROUND: Final = 2.0
 """Seconds after which a round leaves the rest to the next."""
 SLOW_ROUND: Final = 0.02
-"""The same for the slow regions, which go last. As a round is made every 5 s, all together take
-0.4 % of a core."""
+"""The same for the slow regions, which go last: with a round every 5 s, 0.4 % of a core."""
 
 
 class HostRegions:
     """HAMi-core's shared regions below `hook`, HAMi's HOOK_PATH. All work is done on `offload`.
 
-    Containers may write anything there. A region that cannot be read is a reading with its reason,
-    never an error.
-
-    `processes`: tells which processes exist; without it nobody knows. `cpu`: the CPU seconds of the
-    present thread.
+    A region that cannot be read is a reading with its reason, never an error. `processes`: tells
+    which processes exist; without it nobody knows. `cpu`: the CPU seconds of the present thread.
     """
 
     def __init__(
@@ -352,17 +336,12 @@ def _region_name(directory: int) -> str:
 
 MOST_MIB: Final = 1 << 20
 """More memory than a GPU can have whose size is not known."""
-
 MOST_AT_ONCE: Final = 16
 """Processes that count with 100 percent each: samples of several moments are summed."""
 
 
 class ContainerGpuUse(RegionGpu, frozen=True):
-    """The use of one GPU by one container.
-
-    - `uuid`: see `use_of`.
-    - `memory`: bytes. `sm_percent`: of the whole GPU; the sum may exceed 100.
-    """
+    """The use of one GPU by one container; `sm_percent` of the whole GPU. `uuid`: see `use_of`."""
 
     memory: MemoryUse
     sm_percent: int
@@ -420,10 +399,7 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
 
 
 def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> ContainerUse:
-    """The use; or, if a GPU cannot be used that much, an unreadable one with that reason.
-
-    `registered`: the MiB of each GPU, as far as they are known.
-    """
+    """The use; or, if a GPU cannot be used that much, an unreadable one with that reason."""
     percent = 100 * min(use.processes, MOST_AT_ONCE)
     for gpu in use.gpus:
         # Memory that was promised before the settings made the GPU smaller counts as well.
@@ -440,26 +416,21 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
     return use
 
 
-# Decides which containers are limited and held back while others use the same GPUs.
-#
-# It is the feedback loop of HAMi's vGPUmonitor with the same results for equal inputs. Source: HAMi
-# v2.10 cmd/vGPUmonitor/feedback.go, CheckBlocking, CheckPriority and Observe. It differs in what it
-# takes for activity, and in whom it believes:
+# Decides which containers are limited and held back while others use the same GPUs: the feedback
+# loop of HAMi's vGPUmonitor with the same results for equal inputs. Source: HAMi v2.10
+# cmd/vGPUmonitor/feedback.go, CheckBlocking, CheckPriority and Observe. What differs:
 #
 # - HAMi only counts recent_kernel. From HAMi-core 2.8.1 on, a container that is not limited never
 #   sets it, so two containers that start one after the other are never limited. Here the time of
-#   the last kernel and the use of SMs count too. CUDA graphs and long kernels show only in the
-#   latter.
+#   the last kernel and the use of SMs count too; CUDA graphs show only in the latter.
 # - A new process also sets the time of the last kernel, for example nvidia-smi in a probe. So that
 #   time limits others to their shares, but does not hold them back.
 # - GPUs and priority come from the row. A region can only give up some of its priority.
 
 ACTIVE_FOR: Final = dt.timedelta(seconds=10)
 """For how long a container counts as active after its last kernel, or its last use of an SM."""
-
 HIGHEST_RECENT: Final = 5
 """The highest recent_kernel that is counted down. HAMi-core sets 2; any process can set more."""
-
 HELD: Final = -1
 """The recent_kernel with which HAMi-core holds launches back."""
 
@@ -541,22 +512,16 @@ def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
     return moment is not None and abs(now - moment) <= ACTIVE_FOR
 
 
-# Samples what each container uses of its GPUs every 5 s, and keeps the newest.
-#
-# After each round the limits of containers that share a GPU are switched.
+# Samples what each container uses of its GPUs, and switches the limits of those that share one.
 
 PERIOD: Final = 5.0
 """Seconds between two rounds."""
-
 TURN: Final = 1
 """See agent.kit.timing."""
-
 DEADLINE: Final = 3.0
 """Seconds for reading all regions."""
-
 WRITE_DEADLINE: Final = 1.0
 """Seconds for writing into them, also at the end."""
-
 FRESH: Final = 2 * PERIOD + DEADLINE
 """Seconds for which a round counts as the present use."""
 
@@ -596,10 +561,7 @@ class ContainerUsage:
         self._troubles: dict[str, str] = {}
 
     def newest(self, key: ContainerKey) -> ContainerUse | None:
-        """The use of a container's GPUs now; None: it has no directory, or nothing was read yet.
-
-        A container whose region cannot be read has a use with the state and the reason.
-        """
+        """The use of a container's GPUs now; None: it has no directory, or nothing was read yet."""
         return None if self._is_stale() else self._uses.get(key)
 
     async def run(self) -> NoReturn:

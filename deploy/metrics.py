@@ -23,7 +23,6 @@ from agent.errors import RefusalReason
 from agent.model import HamiNames
 from agent.status import NodeStatus, StatusFacts
 from agent.web.metrics import PREFIX, AgentCollector
-from agent.web.server import BuildInfo
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"
@@ -139,8 +138,7 @@ def described() -> list[Described]:
 def of_page() -> Iterable[Metric]:
     """The families that are made of the facts of a node, here of none."""
     facts = StatusFacts(dt.datetime.fromtimestamp(0, dt.UTC), NodeStatus(name="node"))
-    build = BuildInfo("", "", "")
-    return AgentCollector(build, lambda: facts, hami=HamiNames.BOTH).collect()
+    return AgentCollector(lambda: facts, hami=HamiNames.BOTH).collect()
 
 
 def of_family(family: Metric) -> Described:

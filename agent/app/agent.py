@@ -110,25 +110,16 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
 
     library = settings.nvml_library
-    driver = NvmlDriver(
-        path=Path(library) if library else None,
-        driver_root=settings.driver_root,
-        sys_root=settings.paths.sysfs,
-    )
+    driver = NvmlDriver(path=Path(library) if library else None, driver_root=settings.driver_root)
     try:
         yield driver
     finally:
         await driver.close()
 
 
-# Seconds before each restart of a task, the last of them repeatedly, and their jitter.
-SOCKET = (0.1, 0.5, 1.0, 10.0), 0.0
-REGISTER = (0.05, 0.1, 0.5, 1.0, 10.0), 0.2
-DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
-WEB = (0.5, 1.0, 10.0, 30.0), 0.0
-KUBELET = (1.0, 5.0, 15.0, 60.0), 0.0
-API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
-COPY = (30.0, 300.0), 0.0
+SLOWLY = (1.0, 2.0, 5.0, 15.0, 30.0), 0.3
+"""Seconds before each restart of a task that asks the driver, the kubelet or the API server, the
+last of them repeatedly; and the jitter."""
 
 
 class StartFacts(msgspec.Struct, frozen=True):
@@ -239,7 +230,6 @@ class NodeAgent:
             self.server,
             self.kubelet,
             partial(register.register_plugin, kubelet_socket, fenced=settings.fenced),
-            self.server.streams,
             chance,
         )
         self.rivals = register.Rivals(plugins, facts.resource, self.registration, say)
@@ -253,7 +243,7 @@ class NodeAgent:
         self.services = [
             Task("settings", self.settings.follow_files),
             Task("settings_labels", self.settings.follow_labels),
-            Task("settings_copy", self.settings.keep_copy, COPY),
+            Task("settings_copy", self.settings.keep_copy, SLOWLY),
             Task("inventory", self.keeper.run),
             Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
             Task(
@@ -262,29 +252,30 @@ class NodeAgent:
                     report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
                 ),
             ),
-            Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
-            Task("discovery", _after(self.settings.await_labels, self.discovery.run), DRIVER),
-            Task("health", self.health.run, DRIVER),
-            Task("samples", self.samples.run, DRIVER),
+            Task("discovery", _after(self.settings.await_labels, self.discovery.run), SLOWLY),
+            Task("health", self.health.run, SLOWLY),
+            Task("samples", self.samples.run, SLOWLY),
             Task("kubelet", self.kubelet.run),
             Task("recent", self.recent.run),
         ]
         self.doors: list[Task] = []
 
+        # An empty list would remove every slice.
+        first_list = partial(facts.slices.until, lambda listed: listed.generation > 0)
         # Who only observes acts on no pod, lock, row or directory.
         if not self.observes:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared, say)),
+                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared)),
             ]
             self.doors += [
-                Task("plugin", self.server.run, SOCKET),
-                # An empty list would remove every slice.
-                Task("registration", _after(self._listed, self.registration.run), REGISTER),
-                Task("rival", self.rivals.run, SOCKET),
+                Task("plugin", self.server.run),
+                Task("plugin_lost", self.server.until_lost, None),
+                Task("registration", _after(first_list, self.registration.run)),
+                Task("rival", self.rivals.run),
             ]
 
         self.session: client.KubeSession | None = None
@@ -351,10 +342,10 @@ class NodeAgent:
             say=say,
         )
         if not self.observes:
-            self.services.append(Task("reconcile", self.reconcile.run, KUBELET))
+            self.services.append(Task("reconcile", self.reconcile.run, SLOWLY))
 
         post_event = None if self.events is None or self.observes else self.events.post
-        self.services.append(Task("announcer", partial(self.notices.post_all, post_event), API))
+        self.services.append(Task("announcer", partial(self.notices.post_all, post_event), SLOWLY))
 
     def _join_scheduler(
         self, connection: Connection, records: witness.KubeletRecordsFile
@@ -405,7 +396,6 @@ class NodeAgent:
 
         # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
         pod_events = report.NodeEventQueue()
-        pod_events.unposted = self.notices.unposted
         settlement = settle.Settlement(
             pods=facts.pods,
             node=facts.node,
@@ -417,21 +407,21 @@ class NodeAgent:
             chance=chance,
         )
 
-        self.services.append(Task("node", node.run, API))
+        self.services.append(Task("node", node.run, SLOWLY))
         # The Node's labels come before the first report: profiles may depend on them.
-        self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), API))
+        self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), SLOWLY))
         if not observes:
             self.services += [
-                Task("pods", pods.run, API),
+                Task("pods", pods.run, SLOWLY),
                 Task("kubelet_start", allocation.run),
-                Task("settlement", settlement.run, API),
-                Task("pod_announcer", partial(pod_events.post_all, poster.post), API),
+                Task("settlement", settlement.run, SLOWLY),
+                Task("pod_announcer", partial(pod_events.post_all, poster.post), SLOWLY),
             ]
             if settings.node_condition:
                 condition = partial(
                     report.keep_condition, api.set_condition, facts.inventory, facts.node, clock
                 )
-                self.services.append(Task("condition", condition, API))
+                self.services.append(Task("condition", condition, SLOWLY))
 
         self.api_tallies = (
             node.restarts,
@@ -469,10 +459,6 @@ class NodeAgent:
         """Run the node checks as soon as the state's disk fails or recovers."""
         async for _ in self.state.error.follow():
             self.withholder.look()
-
-    async def _listed(self) -> None:
-        """Wait for the first list of slices."""
-        await self.facts.slices.until(lambda listed: listed.generation > 0)
 
     def _node_checks(self) -> list[inventory.NodeCheck]:
         """The node checks that the settings need: what they find would refuse every new pod."""

@@ -6,7 +6,7 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,12 @@ import msgspec
 import structlog
 
 from agent import __version__
-from agent.app.agent import WEB, NodeAgent, StartFacts, open_adapters
+from agent.app.agent import SLOWLY, NodeAgent, StartFacts, open_adapters
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
-from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
-from agent.host.node import is_read_only
+from agent.errors import AgentError, PermissionFault, SettingsError, StateError
 from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
-from agent.kit.cell import Cell, News
+from agent.kit.cell import News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.client import Connection, check
@@ -50,14 +49,8 @@ HOOK_DEADLINE = 2.0
 OPEN_DEADLINE = 2.0
 """Seconds that a start waits for the API client's import and its credentials."""
 
-MOUNT_PERIOD = 10.0
-"""Seconds after which the kubelet's directory is inspected again without news."""
-
 ANSWER_DEADLINE = 5.0
 """Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
-
-LAST_DEADLINE = 10.0
-"""Seconds to post the last Events when the settings end the process."""
 
 OS_ERROR = 71
 """The exit code after a failure that the agent does not know. The others are in agent.errors."""
@@ -166,35 +159,26 @@ async def _run(
         doors = [
             *agent.doors,
             Task("notify", partial(tell_systemd, notifier, agent)),
-            Task("web", partial(web.serve, PORT), WEB),
-            Task("web_socket", partial(web.serve, SOCKET), WEB),
+            Task("web", partial(web.serve, PORT), SLOWLY),
+            Task("web_socket", partial(web.serve, SOCKET), SLOWLY),
         ]
-        if not agent.observes:
-            mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
-            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
 
-        try:
-            # The kubelet would use the plugin that registered last, and only one follows HAMi.
-            is_there = await adapters.worker.call(agent.rivals.answers)
-            if is_there and not (settings.observe or settings.takeover):
-                text = (
-                    "The agent does not start: another plugin serves "
-                    f"{agent.facts.resource.value} at {agent.rivals.path}: take it off the node "
-                    "(HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
-                )
-                agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
-                raise SettingsError(text)  # noqa: TRY301 -- as the settings below
+        # The kubelet would use the plugin that registered last, and only one follows HAMi.
+        is_there = await adapters.worker.call(agent.rivals.answers)
+        if is_there and not (settings.observe or settings.takeover):
+            raise SettingsError(
+                f"The agent does not start: another plugin serves {agent.facts.resource.value} at"
+                f" {agent.rivals.path}: take it off the node (HAMi's: the DaemonSet"
+                " hami-device-plugin), or set takeover: true. [PluginConflict]"
+            )
 
-            gc.freeze()  # what stays is not collected again: each collection would halt the loop
-            tiers = (agent.writers, agent.services, doors)
-            await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
+        gc.freeze()  # what stays is not collected again: each collection would halt the loop
+        tiers = (agent.writers, agent.services, doors)
+        await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
 
-            notifier.tell("STOPPING=1")
-            if agent.state.is_idle:
-                lock.release()  # nothing here writes any more: a standby need not wait for the rest
-        except SettingsError:
-            await _post_last(agent)
-            raise
+        notifier.tell("STOPPING=1")
+        if agent.state.is_idle:
+            lock.release()  # nothing here writes any more: a standby need not wait for the rest
 
 
 def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
@@ -271,47 +255,7 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
     return StartFacts(boot, recovered, start, settings, stored)
 
 
-async def _post_last(agent: NodeAgent) -> None:
-    """Post the waiting Events when the settings end the process.
-
-    Best effort: the log also has the reason.
-    """
-    if agent.observes or agent.events is None:
-        return
-    try:
-        async with asyncio.timeout(LAST_DEADLINE):
-            for event in tuple(agent.notices.waiting):
-                await agent.events.post(event)
-    except EXPECTED as error:
-        log.info("event.not_posted", err=str(error) or "no answer")
-
-
 # What the service manager hears, and what ends the process.
-
-
-async def watch_mounts(
-    state: Cell[RegistrationState],
-    directory: Path,
-    read_only: Callable[[Path], bool] = is_read_only,
-) -> NoReturn:
-    """Watch the kubelet's directory. Raises DirectoryLost: this process can never write there.
-
-    A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
-    new directory in its place is read-only to this process for ever.
-    """
-    handle: int | None = None
-    while True:
-        with contextlib.suppress(OSError):
-            is_closed = read_only(directory)
-            if handle is None and not is_closed:
-                handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            # On a file system that turned read-only, the directory was not removed.
-            if is_closed and handle is not None and os.fstat(handle).st_nlink == 0:
-                raise DirectoryLost(
-                    f"{directory} was created again, and this process cannot write there: restart "
-                    "the agent"
-                )
-        await News(state).wait(until_tick(MOUNT_PERIOD))
 
 
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:

@@ -52,14 +52,12 @@ class WebDoors:
         self._shut = {PORT: "", SOCKET: ""}
         """Why a listener cannot be opened; empty: it can."""
 
-        build = server.BuildInfo(
-            version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
-        )
+        build = {"version": __version__, "python": platform.python_version()}
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metric_names
         services = _services_of(agent) if agent else ((), (), ())
         collector = metrics.AgentCollector(
-            build, self.facts, services, names_pods=settings.metric_containers, hami=hami
+            self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
         read = server.reading_pages(self.facts, settings.web_readers)
         self._pages: dict[str, server.Page] = {
@@ -67,7 +65,7 @@ class WebDoors:
             "/healthz": server.livez,
             "/readyz": partial(server.readyz, self.checks),
             "/metrics": metrics.metrics_page(collector),
-            "/version": build.page,
+            "/version": server.as_json(build | {"schema": f"state/{VERSION}"}),
             **(read if agent else dict.fromkeys(read, server.stands_by)),
         }
 
@@ -80,9 +78,12 @@ class WebDoors:
         facts, inventory = agent.facts, agent.facts.inventory.value
         problem = agent.discovery.problem.value or ""
 
-        # GPUs that have not answered yet.
-        faults = [one for one in agent.keeper.left_out.value if one.trouble is Trouble.SILENT]
-        silent = "; ".join(f"GPU {one.gpu}: {one.text}" for one in faults)
+        # GPUs that have not answered yet; those with the same text are named together.
+        named: dict[str, list[str]] = {}
+        for fault in agent.keeper.left_out.value:
+            if fault.trouble is Trouble.SILENT:
+                named.setdefault(fault.text, []).append(fault.gpu)
+        silent = "; ".join(f"GPU {', '.join(gpus)}: {text}" for text, gpus in named.items())
 
         # While no GPU has answered yet, there is no list of GPUs.
         unlisted = "the driver has not been asked yet"
@@ -151,7 +152,8 @@ class WebDoors:
         """What all services know now, each value as it is at this moment."""
         agent, now = self._agent, SystemClock().now()
         if agent is None:
-            return StatusFacts(now, NodeStatus(name=self._settings.node), self.checks())
+            about = NodeStatus(name=self._settings.node, version=__version__)
+            return StatusFacts(now, about, self.checks())
 
         settings, facts, service = agent.found.settings, agent.facts, agent.settings
         sharing = facts.sharing.value
@@ -186,7 +188,6 @@ class WebDoors:
             checks=self.checks(),
             node=facts.node.value,
             inventory=facts.inventory.value,
-            gone=agent.keeper.gone,
             slices=facts.slices.value,
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
@@ -287,12 +288,10 @@ class GpuActions:
             text = "No GPU of this node is shared: stop the agent for work on one."
             return server.plain(409, text)
 
-        is_alone = not agent.facts.inventory.value.gpus
-        way = (
-            "stop the agent for work on it"
-            if is_alone
-            else "`hami-agent release all` releases it too"
-        )
+        way = "`hami-agent release all` releases it too"
+        if not agent.facts.inventory.value.gpus:
+            way = "stop the agent for work on it"
+
         return self._unknown(name, f"; {way}")
 
     def _unknown(self, name: str, way: str = "") -> web.Response:
@@ -340,7 +339,6 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
         registration.registrations,
         agent.health.xid_events,
         agent.health.transitions,
-        agent.notices.unposted,
         plugin.calls,
     ]
 

@@ -6,22 +6,18 @@
 import argparse
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import answer
 from agent.errors import SettingsError
-from agent.host.system import Worker, host_name, read_file
-from agent.ledger import SourceFile
+from agent.host.system import Worker, host_name
 from agent.setting import boolean
 from agent.settings import reading
-from agent.settings.files import kept, refuse
+from agent.settings.files import refuse
 from agent.settings.reading import NodeValues, Sources, SourcesRead
 from agent.settings.schema import DEFAULT, FIELDS, Setting, json_schema
 
@@ -104,19 +100,7 @@ INDENT: Final = "  "
 OTHERS: Final = "all nodes"
 """The title of what each node gets for which the files have no entry and no profile."""
 
-KINDS: Final = {
-    "device_config": "HAMi's device-config.yaml",
-    "own": "the agent's own file",
-    "node_config": "HAMi's config.json",
-}
-"""The kinds of files, as attributes of Sources, in the words of a message."""
-
-_NVIDIA: Final = re.compile(rb"""(?m)^[\s{]*["']?nvidia["']?\s*:""")
-"""The key by which HAMi's device-config.yaml is recognised."""
-
 LEFT_OUT: Final = "what selects by labels is left out: config check has --label KEY=VALUE"
-
-STDIN: Final = Path("/dev/stdin")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -143,14 +127,14 @@ def add_parser(subparsers: Subparsers) -> None:
         description=_check.__doc__,
         epilog="example: hami-agent config check config.yaml --node gpu-1 --label zone=a",
     )
-    words = "a file to check; - is standard input"
-    check.add_argument("files", nargs="*", type=Path, metavar="FILE", help=words)
+    words = "the settings file to check, without the variables of this environment"
+    check.add_argument("file", nargs="?", type=Path, metavar="FILE", help=words)
     words = "a node to print, may be repeated; without it: what all nodes get"
     check.add_argument("--node", action="append", default=[], metavar="NAME", help=words)
     words = "a label of the nodes"
     check.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help=words)
     add_output(check)
-    add_settings(check, "[FILE ...]")
+    add_settings(check, "[FILE]")
 
     verbs.add_parser(
         "schema",
@@ -189,14 +173,16 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Checks settings files without starting anything, and prints what each node would get.
+    """Checks settings files without starting anything, and prints what nodes would get.
 
-    The files are the agent's own config.yaml and HAMi's device-config.yaml and config.json,
-    recognised by their content. Without FILE: the files and variables that `run` would use here.
+    HAMi's files are those of --device-config and --nodeconfig. Without FILE: the files and
+    variables that `run` would use here.
     """
     labels = dict(label.partition("=")[::2] for label in args.label) if args.label else None
     try:
-        plan = _plan(args, environ)
+        given = sources(args, environ)
+        given = Sources(args.file, flags=given.flags) if args.file else given
+        plan = asyncio.run(looked(given)).taken()
         applied = [one for name in args.node for one in plan.applied(name, labels)]
         profiles = applied if args.node else plan.profiles
         refuse(fault for profile in profiles for fault in profile.faults)
@@ -232,38 +218,6 @@ def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
 
 def _changed(values: Mapping[str, Setting]) -> list[Setting]:
     return [setting for setting in values.values() if setting.origin != DEFAULT]
-
-
-def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
-    """Read the sources. Raises one SettingsError with the faults of all of them.
-
-    Named files are read by their kind, without the variables of this environment.
-    """
-    if not args.files:
-        return asyncio.run(looked(sources(args, environ))).taken()
-
-    errors, files = list[str](), dict[str, SourceFile]()
-    for path in (*args.files, *([args.config] if args.config else [])):
-        with kept(errors):
-            file = STDIN if path == Path("-") else path
-            text = SourceFile(str(file), read_file(file, reading.MAX_FILE) or b"")
-            kind = _kind(text)
-            if kind in files:
-                fault = f"is {KINDS[kind]}, and so is {files[kind].name}; name only one"
-                raise SettingsError(f"{path}: {fault}")
-            files[kind] = text
-
-    with kept(errors):
-        plan = reading.make_plan(msgspec.structs.replace(Sources(flags=flags(args)), **files))
-    refuse(errors)
-    return plan
-
-
-def _kind(text: SourceFile) -> str:
-    """The attribute of Sources to which a file belongs: by its keys, also if it is broken."""
-    if text.name.endswith(".json") or b'"nodeconfig"' in text.content.lower():
-        return "node_config"
-    return "device_config" if _NVIDIA.search(text.content) else "own"
 
 
 def plain(setting: Setting) -> dict[str, object]:

@@ -1,8 +1,7 @@
-"""`hami-agent decode`: prints any HAMi annotation value as JSON."""
+"""`hami-agent decode`: prints HAMi's annotation values as JSON."""
 
 import argparse
 import contextlib
-import datetime as dt
 import json
 import re
 import sys
@@ -13,16 +12,14 @@ import msgspec
 
 from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output, fail
 from agent.cli.output import answer
-from agent.cluster import PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
-from agent.errors import MalformedText, SettingsError, cap
+from agent.errors import MalformedText, SettingsError
 from agent.hami.annotations import (
     decode_handshake,
     decode_node_lock,
     decode_pod_devices,
-    is_json_form,
     vendor_words,
 )
-from agent.sandbox.scheduler.registry import decode_either, decode_scores
+from agent.sandbox.scheduler.registry import decode_either
 from agent.settings.files import decode_nodeconfig
 
 MAX_CHARS: Final = 4 * 1024 * 1024
@@ -31,18 +28,12 @@ MAX_CHARS: Final = 4 * 1024 * 1024
 FORMS: Final = (
     "a register annotation (a JSON array, or records of 7 or 9 fields that end in `:`), "
     "a pod's devices (UUID,type,MiB,percent: and ;), a node lock (time,namespace,pod), "
-    "a handshake (Reported, Requesting or Deleted and a time), a score annotation, "
-    "a bind-phase, a time in Unix seconds, a cordon (UUIDs and commas) or a nodeconfig"
+    "a handshake (Reported, Requesting or Deleted and a time) or a nodeconfig"
 )
 """What can be decoded, for help and refusals."""
 
-PHASES: Final = (PHASE_ALLOCATING, PHASE_SUCCESS, PHASE_FAILED)
-
 _CONSUMED: Final = re.compile("(?:(?:,,0,0:)*;)+")
 """Consumed groups, and what a scheduler writes for containers without GPUs."""
-
-_OBJECT: Final = re.compile(r'\s*(\{.*"apiVersion"|apiVersion:|---|items:)', re.DOTALL)
-"""The beginning of a whole object in JSON or YAML."""
 
 _KEYED: Final = re.compile(r"[\"']?hami\.io/[A-Za-z0-9._-]+[\"']?\s*[:=]\s*(.*?),?", re.DOTALL)
 
@@ -75,10 +66,19 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not (text := bare(text)):
         return fail("decode", "nothing to decode: give a value or pipe one in", USAGE)
 
-    kind = args.kind or _kind(text)
-    _, decode = KINDS[kind]
+    if len(text) > MAX_CHARS:
+        raise MalformedText(f"the value has more than {MAX_CHARS} characters; no annotation does")
+
+    # A text may have a form and still be malformed: the decoder of that form then says where.
+    kind = args.kind or next((kind for kind, (has_form, _) in KINDS.items() if has_form(text)), "")
+    if not kind:
+        raise MalformedText(
+            f"this is not the value of one of HAMi's annotations: expected {FORMS}; for a file: "
+            "hami-agent decode < FILE"
+        )
+
     try:
-        answer(args.output, kind, decode(text), ())
+        answer(args.output, kind, KINDS[kind][1](text), ())
     except (MalformedText, SettingsError) as error:
         raise MalformedText(f"not a valid {kind} value: {error}") from error
 
@@ -102,35 +102,6 @@ def bare(text: str) -> str:
     return inner.strip()
 
 
-def _kind(text: str) -> str:
-    """The kind of a value by its form. Raises MalformedText, which says what to give instead.
-
-    A text may have a form and still be malformed: the decoder of that form then says where.
-    """
-    if len(text) > MAX_CHARS:
-        raise MalformedText(f"the value has more than {MAX_CHARS} characters; no annotation does")
-
-    for kind, (has_form, _) in KINDS.items():
-        if has_form(text):
-            return kind
-
-    if _OBJECT.match(text):
-        raise MalformedText(
-            "this is a whole object: give the value of one annotation, as kubectl prints it with "
-            "-o jsonpath='{.metadata.annotations.hami\\.io/node-nvidia-register}'"
-        )
-    raise MalformedText(
-        f"this is not a value of HAMi's: expected {FORMS}; for a file: hami-agent decode < FILE"
-    )
-
-
-def _keys(text: str) -> frozenset[str]:
-    """The keys of the first object of a JSON array, in lower case; none for any other text."""
-    with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return frozenset(map(str.lower, json.loads(text)[0].keys()))
-    return frozenset()
-
-
 # The kinds: what their values look like, and what is in one.
 
 
@@ -142,9 +113,6 @@ def _is_register(text: str) -> bool:
 
 
 def _register(text: str) -> object:
-    if is_json_form(text) and "containerindex" in _keys(text):
-        raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON: read it as it is")
-
     gpus = decode_either(text)
     for place, gpu in enumerate(gpus):
         if not gpu.uuid:
@@ -186,41 +154,10 @@ def _lock(text: str) -> object:
     return {"since": lock.stamp, "namespace": lock.namespace, "pod": lock.name}
 
 
-def _time(text: str) -> object:
-    try:
-        return dt.datetime.fromtimestamp(int(text), dt.UTC)
-    except (ValueError, OverflowError) as error:
-        raise MalformedText(f"{cap(text)!r} is not a time in Unix seconds") from error
-
-
-def _phase(text: str) -> object:
-    if text not in PHASES:
-        raise MalformedText(f"bind-phase {cap(text)!r} is none of {', '.join(PHASES)}")
-    return text
-
-
-def _scores(text: str) -> object:
-    return [{"uuid": uuid, "score": scores} for uuid, scores in decode_scores(text).items()]
-
-
-def _cordon(text: str) -> list[str]:
-    """As HAMi reads it: trimmed, without empty ones."""
-    return [uuid.strip() for uuid in text.split(",") if uuid.strip()]
-
-
-def _is_cordon(text: str) -> bool:
-    uuids = _cordon(text)
-    return bool(uuids) and all(re.fullmatch(r"(GPU|MIG)-[^,:;\s]+", uuid) for uuid in uuids)
-
-
 KINDS: Final[Mapping[str, tuple[Callable[[str], object], Callable[[str], object]]]] = {
     "nodeconfig": (re.compile(r'(?is)\{.*"nodeconfig"').match, decode_nodeconfig),
     "handshake": (re.compile("Reported|Requesting|Deleted").match, _handshake),
     "lock": (re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T").match, _lock),
-    "time": (re.compile("[0-9]{10,11}").fullmatch, _time),  # Unix seconds from 2001 on
-    "phase": (PHASES.__contains__, _phase),
-    "score": (lambda text: text.startswith("[") and "score" in _keys(text), _scores),
-    "cordon": (_is_cordon, _cordon),
     "register": (_is_register, _register),
     "devices": (_is_devices, _devices),
 }

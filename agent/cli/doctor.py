@@ -1,53 +1,24 @@
 """`hami-agent doctor`: checks this node, beside the agent or before it starts there (`--pre`).
 
-It looks at what is at hand, runs each check of a table that has what it needs, and changes nothing.
+CHECKS is the table of what is checked. A look reads the facts of a group, a rule judges them, and
+nothing is changed.
 """
 
 import argparse
 import asyncio
 import contextlib
 import datetime as dt
-import difflib
-import errno
 import os
 import re
-import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from agent.allocate.edits import looks_up_cdi, undefined
-from agent.app.agent import cdi_directories, open_driver
-from agent.cli.checks import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    LAST_GOOD,
-    REPAIR,
-    UNNEEDED,
-    AgentAnswer,
-    Finding,
-    Row,
-    Verdict,
-    concluded,
-    judge_agent,
-    judge_driver,
-    judge_handshake,
-    judge_leftovers,
-    judge_library_files,
-    judge_lock,
-    judge_node,
-    judge_offer,
-    judge_path,
-    judge_plugins,
-    judge_report,
-    judge_rights,
-    judge_writer,
-    judged,
-)
+from agent.allocate.edits import check_library, mounted_library
+from agent.app.agent import open_driver
 from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.main import (
@@ -61,75 +32,181 @@ from agent.cli.main import (
     Unreachable,
     add_output,
     fail,
-    nearest,
 )
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
 from agent.cli.status import status_at
 from agent.cli.support import HINT
-from agent.cluster import REGISTER
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.errors import (
     AgentError,
     ApiError,
-    DriverMissing,
     KubeletError,
     MalformedText,
+    Refusal,
     SettingsError,
     StateError,
     WitnessUnsupported,
     cap,
 )
-from agent.hami.annotations import ReportProfile, register_differences, report_of
+from agent.hami.annotations import ReportProfile, read_register
 from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.node import look_at, plugin_sockets
-from agent.host.system import LockFile, Worker
-from agent.inventory import InventoryKeeper
-from agent.kit.cell import Cell
+from agent.host.system import Worker
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import counted, some
+from agent.kit.units import counted, some, span
 from agent.kube.client import Connection
 from agent.kube.reader import NodeReader, decode_listed
-from agent.ledger import HookFacts
-from agent.model import Inventory, Scan, Trouble
-from agent.node import NodeSight, PluginSocket, Right, rights
+from agent.model import Scan, Trouble
+from agent.node import NodeSight, PathFacts, Right, is_ready, rights
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
-from agent.status import open_envelope
+from agent.status import SEVERE, LockStatus, StatusDocument, gpu_grade, open_envelope
 from agent.witness import PodResourcesWitness
 
-LARGEST: Final = 3
-"""How many of the container directories that are too large have a line."""
+Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
+"""The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
+
+NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
+SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
+OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
+
+CHECKS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "P-SETTINGS": (
+        "config",
+        "the agent does not start, or shares otherwise than they say",
+        "correct it; `hami-agent config check` prints what each node would get",
+    ),
+    "P-HAMI": (
+        "config",
+        "GPUs are shared by other settings than those of HAMi's release",
+        "mount the ConfigMaps of HAMi's release",
+    ),
+    "P-DRIVER": (
+        "driver",
+        # An agent that runs goes on offering GPUs that do not answer.
+        f"{NO_OFFER} (GPUs of a driver that hangs are offered for health.driverHang more)",
+        "look with nvidia-smi and for NVRM in the kernel's log; then reload the driver or reboot",
+    ),
+    "P-GPU": (
+        "driver",
+        OF_ONE_GPU,
+        "`hami-agent status` shows who holds it; once it is repaired: `hami-agent recheck`",
+    ),
+    "P-CDI": (
+        "driver",
+        "no new pod gets such a GPU; pods that run go on",
+        "run the command of the line on the host, or correct allocation.cdiSpecDirs",
+    ),
+    "P-KUBELET": (
+        "kubelet",
+        NO_OFFER,
+        "start the kubelet, mount its directory, or set paths.kubeletSocket to its socket",
+    ),
+    "P-WITNESS": (
+        "kubelet",
+        SERVED,
+        "check that the kubelet runs and that paths.podResourcesSocket names its socket",
+    ),
+    "P-PLUGIN": (
+        "kubelet",
+        "the kubelet may ask the other one, which knows none of the pods",
+        "remove all but one from this node; HAMi's vGPUmonitor goes with HAMi's plugin",
+    ),
+    "P-OFFER": (
+        "kubelet",
+        "kube-scheduler and HAMi's scheduler count differently: pods stay Pending, or fail",
+        "look again in 15 s, then at `registered`, `stream` and `report` in /readyz?verbose",
+    ),
+    "P-AGENT": (
+        "agent",
+        NO_OFFER,
+        "run this again in 10 s: the agent looks that often; then see its log and /readyz?verbose",
+    ),
+    "P-NODE": (
+        "api",
+        "the scheduler learns nothing new of this node's GPUs",
+        "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
+    ),
+    "P-RIGHTS": ("api", SERVED, "grant them to this account: the chart's ClusterRole lists them"),
+    "P-REPORT": (
+        "scheduler",
+        "HAMi's scheduler may place pods by other numbers, or none here",
+        "check that HAMi's scheduler runs, and that report.profile is of its release; restart it",
+    ),
+    "P-LOCK": (
+        "scheduler",
+        "HAMi's scheduler binds no other pod with GPUs to this node",
+        "look at that pod's Events; the lock of a pod that is over is freed within 35 s",
+    ),
+    "P-LIBRARY": (
+        "library",
+        NO_OFFER,
+        "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
+    ),
+    "P-PRELOAD": (
+        "library",
+        "containers have no limits, or whoever may write the file runs code in each of them",
+        "put HAMi-core's files there, of root and with mode 0644 (HA-5005)",
+    ),
+    "P-PATHS": (
+        "paths",
+        NO_OFFER,
+        "make it a directory of root, 0755, on a writable disk that has room (see dmesg)",
+    ),
+}
+"""The checks in the order of the output: group, what a failure means for pods, and what to do."""
+
+_CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
+
+CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "P-GPU": ("P-DRIVER",),
+    "P-WITNESS": ("P-KUBELET",),
+    "P-OFFER": ("P-AGENT", "P-KUBELET", "P-DRIVER", "P-PLUGIN", "P-RIGHTS"),
+    "P-REPORT": ("P-AGENT", "P-RIGHTS", "P-KUBELET", "P-DRIVER"),
+    # The agent's own checks, which are the subjects of P-AGENT.
+    "state": ("P-PATHS",),
+    "server": ("P-KUBELET", "P-PATHS"),
+    "registered": ("P-KUBELET", "P-DRIVER"),
+    "stream": ("P-KUBELET", "P-DRIVER"),
+    "api": _CLUSTER,
+    "api_synced": _CLUSTER,
+    "report": _CLUSTER,
+    "settings": ("P-SETTINGS",),
+    "inventory": ("P-DRIVER",),
+    "gpus": ("P-DRIVER",),
+    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET", "P-DRIVER"),
+}
+"""The checks from whose failure one follows."""
+
+OF_AGENT: Final = {"driver": "P-DRIVER", "gpus_answering": "P-GPU", "cdi": "P-CDI"}
+"""The agent's own checks that are told as another than P-AGENT."""
+
+GROUPS: Final = tuple(dict.fromkeys(group for group, *_ in CHECKS.values()))
+FAULTS: Final = frozenset({Trouble.LOST, Trouble.FAILED, Trouble.RESET, Trouble.SILENT})
+"""Faults of a GPU. The others are what an operator chose, or may have."""
 
 RECORDED_WITHIN: Final = dt.timedelta(seconds=60)
 """The kubelet records an answer within that time."""
 
-LIKENESS: Final = 0.8
-"""From this ratio on, a name may be a misspelt name of this Node."""
+LARGEST: Final = 3
+"""How many of the container directories that are too large have a line."""
 
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
 
 LOOK_SECONDS: Final = 1.0
-"""Between two scans, and for a look at the CDI specifications."""
+"""Between two scans."""
 
-CONTROL: Final = ("nvidiactl", "nvidia-uvm")
-"""The device files that every CUDA program opens."""
+READ_WITHIN: Final = 60.0
+"""Seconds. HAMi's schedulers look at a Node every 15 s."""
 
-REFUSED: Final = {
-    errno.ENOENT: (
-        "does not exist",
-        "load the module on the host (nvidia-modprobe -u -c 0), or pass the file in",
-    ),
-    # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
-    errno.EACCES: ("may not be opened by this user", "run this check as root"),
-    errno.EPERM: (
-        "may not be opened: the device cgroup forbids it",
-        "restart this container: its device rules are older than the driver's files (DeviceAllow)",
-    ),
-}
-"""What is said of a device file that cannot be opened, and what to do."""
+KUBELET_WITHIN: Final = 15.0
+"""Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
 
-CORRECT: Final = "correct it; `hami-agent config check` prints what each node would get"
+LOCK_LONG: Final = 60.0
+LOCK_EXPIRES: Final = 300.0
+"""Seconds after which HAMi's scheduler takes a lock over, by its default."""
 
 OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
@@ -148,12 +225,73 @@ WORDS: Final[Mapping[Verdict, tuple[str, str]]] = {
 }
 """The word of a verdict for people, and its colour."""
 
-_GROUPS: Final = ", ".join(CHECKS)
 _INDENT: Final = 20
 """Columns before what a finding means; also the longest id that is shown."""
 
 _LONGEST: Final = 1024
 """Characters of a text; some come from the cluster."""
+
+
+class Finding(msgspec.Struct, frozen=True, rename={"check": "id"}):
+    """One line of the result, as `-o json` has it: what was checked and found, and what to do.
+
+    `means`: the consequence for pods. `concluded` fills in the group, and what CHECKS has where
+    nothing else is known.
+    """
+
+    check: str
+    verdict: Verdict
+    subject: str
+    said: str
+    advice: str = ""
+    means: str = ""
+    group: str = ""
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """The data of `doctor -o json`. `ok`: nothing is wrong. `complete`: everything was checked."""
+
+    ok: bool
+    complete: bool
+    findings: tuple[Finding, ...]
+
+
+class NodeSeen(msgspec.Struct, eq=False):
+    """What is at hand of a node.
+
+    - `agent`: the status of the agent that runs, or why it does not answer; None: before the first
+      start.
+    - `reader`: the account may only read, and is not the agent's.
+    - `plugins`: pods of other plugins for NVIDIA GPUs, as the look at the cluster found them.
+    """
+
+    settings: Settings
+    environ: Mapping[str, str]
+    groups: frozenset[str] = frozenset(GROUPS)
+    agent: StatusDocument | Finding | None = None
+    reader: bool = False
+    plugins: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> StatusDocument | None:
+        """The status of the agent that runs, if it answers."""
+        return self.agent if isinstance(self.agent, StatusDocument) else None
+
+
+Row: TypeAlias = tuple[object, Verdict, *tuple[str, ...]]
+"""A row of a rule: if the first is true, this is the finding: verdict, said, advice, means."""
+
+
+def judged(check: str, subject: str, well: str, *rows: Row) -> Finding:
+    """The finding of the first row that holds; without one the check passed: `well`."""
+    for holds, verdict, *texts in rows:
+        if holds:
+            return Finding(check, verdict, subject, *texts)
+
+    return Finding(check, "ok", subject, well)
+
+
+# The verb.
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -162,15 +300,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "doctor",
         description="Checks this node with the settings of `run`, and changes nothing. Each line "
         "says what was checked and what was found, what that means for pods, what to do, and the "
-        "entry of the runbook. What is well is only counted; -o wide lists it. With --pre it "
-        "checks what the agent needs before it starts; without, also the agent that runs, and "
-        f"what Node, kubelet and scheduler show of it. Groups: {_GROUPS}. Exits 0 if nothing is "
-        "wrong, 1 if something is, 5 if nothing is but something could not be checked, 6 with "
-        "--strict if there are notes alone.",
+        "entry of the runbook. What is well is only counted; -o wide lists it. What follows from "
+        "another line is left out. With --pre it checks what the agent needs before it starts; "
+        "without, also the agent that runs, and what Node, kubelet and scheduler show of it. "
+        f"Groups: {', '.join(GROUPS)}. Exits 0 if nothing is wrong, 1 if something is, 5 if "
+        "nothing is but something could not be checked, 6 with --strict if there are notes alone.",
         epilog="example: hami-agent doctor --only kubelet,scheduler -o json",
     )
 
-    add, choice = parser.add_argument, parser.add_mutually_exclusive_group()
+    add = parser.add_argument
     add(
         "--node",
         metavar="NAME",
@@ -182,12 +320,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="check before the first start, or before a switch from another plugin",
     )
-    for flag, text in (
-        ("--only", "check these groups alone"),
-        ("--skip", "do not check these groups"),
-    ):
-        choice.add_argument(flag, type=_groups, metavar="GROUP[,GROUP]", help=text)
-
+    add("--only", type=_groups, metavar="GROUP[,GROUP]", help="check these groups alone")
     add("--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong")
     add(
         "--read-only",
@@ -199,11 +332,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _groups(text: str) -> frozenset[str]:
-    """Read the value of --only and --skip. Raises ArgumentTypeError."""
+    """Read the value of --only. Raises ArgumentTypeError."""
     words = [word.strip() for word in text.split(",")]
-    if unknown := [word for word in words if word not in CHECKS]:
-        hint = nearest(unknown[0], CHECKS) or f"; the groups are {_GROUPS}"
-        raise argparse.ArgumentTypeError(f"there is no group {cap(unknown[0], 64)!r}{hint}")
+    if unknown := [word for word in words if word not in GROUPS]:
+        known = f"the groups are {', '.join(GROUPS)}"
+        raise argparse.ArgumentTypeError(f"there is no group {cap(unknown[0], 64)!r}; {known}")
 
     return frozenset(words)
 
@@ -239,14 +372,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return WARNED if args.strict and "note" in verdicts else OK
 
 
-class Checked(msgspec.Struct, frozen=True):
-    """The data of `doctor -o json`. `ok`: nothing is wrong. `complete`: everything was checked."""
-
-    ok: bool
-    complete: bool
-    findings: tuple[Finding, ...]
-
-
 def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> tuple[Finding, ...]:
     """What doctor finds in the pod of the node's agent.
 
@@ -254,8 +379,8 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
         Unreachable: there is no such pod, no right to run programs in it, or no answer of doctor.
     """
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
-    for name in ("only", "skip"):
-        words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
+    if args.only:
+        words += ["--only", ",".join(sorted(args.only))]
 
     kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
@@ -280,14 +405,16 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
     try:
         plan = read.taken()
         settings = plan.settings()
+        if args.pre:  # an agent that runs goes on, and says so by Events
+            check_shares(plan.resolve(settings.node))
     except SettingsError as error:
-        refused = Finding("P-SETTINGS", "wrong", "settings", str(error), CORRECT)
-        return tuple(concluded([refused], ALL_GROUPS))
+        refused = Finding("P-SETTINGS", "wrong", "settings", str(error))
+        return tuple(concluded([refused], frozenset(GROUPS)))
 
     seen = NodeSeen(
         settings,
         environ,
-        args.only or ALL_GROUPS - (args.skip or frozenset()),
+        args.only or frozenset(GROUPS),
         None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
         reader=args.read_only,
     )
@@ -311,126 +438,19 @@ def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**vars(theirs) | given)
 
 
-def _config_findings(
-    plan: NodeValues, settings: Settings, refusal: SettingsError | None, *, before: bool
-) -> Iterator[Finding]:
-    """The settings, HAMi's files, and the names of Nodes.
-
-    `refusal`: why the present settings are not taken. `before`: no agent has run here yet.
-    """
-    node, values, read = settings.node, plan.resolve(settings.node), plan.sources
-    problem = ""
-    try:
-        check_shares(values)
-    except SettingsError as error:
-        problem = str(error)
-
-    yield judged(
-        "P-SETTINGS",
-        "settings",
-        f"accepted, for Node {node}",
-        (refusal is not None, "wrong", str(refusal), CORRECT, LAST_GOOD),
-        (problem, "wrong", problem),
-    )
-    for text in plan.warnings:
-        yield Finding("P-SETTINGS", "note", "settings", text, "it changes nothing here")
-
-    given = ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
-    files = [(str(values[key].value), text) for key, text in given if values[key].value]
-    there = [path for path, text in files if text is not None]
-    said = "read" if there else "not there: the agent's own settings and defaults apply"
-    entries = [profile for profile in plan.profiles if profile.tier]
-    named = [name for profile in entries for name in profile.nodes]
-    if node in named:
-        said += f"; {node} is named"
-    elif named and len(named) >= len(entries):  # else one by labels or for all others may apply
-        said += f"; {node} is not among the nodes named"
-
-    # Without them the node may share otherwise than before, which a running agent has done.
-    advice = "to keep the settings of HAMi's release" if before and not there else ""
-    if settings.plain is None and not settings.match.requests.known:
-        said += "; annotations are not checked against what their pods request"
-        advice = advice or "to check them as HAMi after 2.10 does"
-
-    subject = ", ".join(there or (path for path, _ in files)) or "HAMi's ConfigMaps"
-    note: Row = (advice, "note", said, f"{advice}, mount its ConfigMaps")
-    yield judged("P-HAMI", subject, said, note)
-    if before:
-        return
-
-    where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
-    names = list(dict.fromkeys(named))
-    alike = [cap(name, 64) for name in names if node not in names and is_alike(name, node)]
-    yield judged(
-        "P-ENTRIES",
-        where,
-        f"{counted(len(names), 'Node')} named" if names else "no entry names a Node",
-        (
-            alike,
-            "note",
-            f"an entry for {some(alike)} does not match this Node; did you mean {node}?",
-            "write the Node's name as `kubectl get nodes` shows it, or remove the entry",
-        ),
-    )
-
-
-def is_alike(name: str, node: str) -> bool:
-    """True if `name` may be meant for the Node `node`: another case, domain or spelling."""
-    one, other = name.lower(), node.lower()
-    # Nodes of one pool differ by their number alone.
-    is_next = one.rstrip(string.digits) == other.rstrip(string.digits)
-    ratio = 0.0 if is_next else difflib.SequenceMatcher(None, one, other).ratio()
-    return ratio >= LIKENESS or one.partition(".")[0] == other.partition(".")[0]
-
-
-def _ask_agent(path: Path) -> AgentAnswer:
+def _ask_agent(path: Path) -> StatusDocument | Finding:
     """Ask the running agent by its socket; why it does not answer is part of what is found."""
     try:
-        found, answered = status_at(path).found, SystemClock().now() - RECORDED_WITHIN
+        return status_at(path).found
     except Unreachable as error:
         reason = error.__cause__
-        failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
-        return AgentAnswer(
-            str(path),
-            failure=failure or str(reason or error),
-            denied=isinstance(reason, PermissionError),
-        )
+        said = f"no agent answers: {getattr(reason, 'strerror', None) or reason or error}"
+        if isinstance(reason, PermissionError):
+            return Finding(
+                "P-AGENT", "unknown", str(path), said, "run this as root, or as its user"
+            )
 
-    held = tuple(
-        (one.namespace, one.pod, one.container)
-        for one in found.allocations or ()
-        if one.pod and not one.ended and one.decided_by == "scheduler"
-        if one.since and one.since < answered
-    )
-    return AgentAnswer(str(path), found.node.checks, held=held)
-
-
-class NodeSeen(msgspec.Struct, eq=False):
-    """What is at hand of a node, and what the looks have seen there.
-
-    - `agent`: the answer of the agent; None: before the first start.
-    - `reader`: the account may only read, and is not the agent's.
-
-    Written by the looks:
-
-    - `server`: the API server; empty: it is not asked in plain mode, nor for other groups.
-    - `node`: None: there is none, or it was not read.
-    - `plugins`: pods of other device plugins for NVIDIA GPUs.
-    - `scan`: None: the driver was not asked, or gave none.
-    - `sockets`: all sockets in the kubelet's directory but its own.
-    """
-
-    settings: Settings
-    environ: Mapping[str, str]
-    groups: frozenset[str] = ALL_GROUPS
-    agent: AgentAnswer | None = None
-    reader: bool = False
-    device_files: Path = Path("/dev")
-    server: str = ""
-    node: NodeSight | None = None
-    plugins: tuple[str, ...] = ()
-    scan: Scan | None = None
-    sockets: tuple[PluginSocket, ...] = ()
+        return Finding("P-AGENT", "wrong", str(path), said, "start it; is --run-dir the agent's?")
 
 
 async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Finding, ...]:
@@ -438,422 +458,30 @@ async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Findi
 
     `config`: those about the settings.
     """
-    paths, findings = seen.settings.paths, [*config]
-    seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    for needed_by, find in LOOKS:
+    findings = [*config]
+    for needed_by, look in LOOKS:
         if seen.groups & needed_by:
-            await find(seen, findings)
-
-    # One finding for each group of which checks were not made. There is nothing to say of the
-    # monitor without HAMi's plugin.
-    made = {one.check for one in findings} | {"P-MONITOR"}
-    for group in FROM_API if seen.server and seen.agent is not None else ():
-        if missing := [check for check in CHECKS[group] if check not in made]:
-            advice = "repair what is said of the API server, and run this check again"
-            said = f"not checked: {', '.join(missing)}"
-            findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
+            findings += [one async for one in look(seen)]
 
     return tuple(concluded(findings, seen.groups))
 
 
-# The looks of the table.
+def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[Finding]:
+    """The findings of these groups, in the order of the checks, without what follows from others.
 
-
-async def _paths(seen: NodeSeen, found: list[Finding]) -> None:
-    """The directories that the agent writes to; beside an agent also those that are too large."""
-    paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
-    hook, inner = look_at(seen.settings.hook_path), look_at(home)
-    if inner.kind:  # a pod mounts only this directory, and its root is read-only
-        hook = msgspec.structs.replace(hook, failure=inner.failure)
-
-    below = (place for place in (inner, look_at(home / "containers")) if place.kind)
-    inside = (judge_path(place, made=True) for place in below)
-    found += [judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
-    found += [judge_path(hook, made=False), *(one for one in inside if one.verdict != "ok")]
-    if seen.agent is None:
-        return
-
-    # The lines above say what is wrong with the directories.
-    with contextlib.suppress(StateError):
-        for size, entries, name in large_directories(seen.settings.hook_path)[:LARGEST]:
-            found.append(
-                Finding(
-                    "P-PATHS",
-                    "note",
-                    f"{home}/containers/{name}",
-                    f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or "
-                    "has a directory or what may not be read; HAMi-core needs 2 MiB in a few files",
-                    "ask the pod's owner why (its UID is in the name), or delete the pod",
-                    "when that file system is full, new pods with GPUs are refused (HA-5003)",
-                )
-            )
-
-
-async def _agent(seen: NodeSeen, found: list[Finding]) -> None:
-    """The agent that runs here, and whether it is the only one."""
-    if seen.agent is None:
-        return
-
-    lock = seen.settings.paths.run / "lock"
-    serving = [one.path for one in seen.sockets if one.alive and OURS.fullmatch(one.path)]
-    holder = LockFile(lock).holder().strip()  # also when it has ended
-    held = f"last taken by {holder}" if holder else "names no holder"
-    second: Row = (
-        len(serving) > 1,
-        "wrong",
-        f"{counted(len(serving), 'agent')} serve the kubelet of this node",
-        "stop all but one: the systemd service and the DaemonSet exclude each other",
-    )
-    well = f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet"
-    subject = ", ".join(serving) if len(serving) > 1 else str(lock)
-    found += [*judge_agent(seen.agent), judged("P-SECOND", subject, well, second)]
-
-
-async def _library(seen: NodeSeen, found: list[Finding]) -> None:
-    """Whether HAMi-core's files exist, and whether containers load them."""
-    settings, facts = seen.settings, HookFacts("")
-    is_needed = settings.plain is None or settings.plain.memory_limits
-    home, version = settings.hook_path / "vgpu", settings.library_version
-    async with Worker("disk") as worker:
-        try:
-            hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
-            facts = await hooks.facts()
-            missing = ", ".join(facts.missing)
-        except (StateError, OSError) as error:
-            missing = getattr(error, "strerror", None) or str(error)
-
-    said, advice = f"not there: {missing}", "put HAMi-core's files there; until then no slice is on"
-    found.append(
-        judged(
-            "P-LIBRARY",
-            str(home),
-            "libvgpu.so and ld.so.preload are there",
-            (missing and is_needed, "wrong", said, f"{advice} offer (HA-5005)"),
-            (missing, "ok", f"{said}; not needed with these settings"),
-            (not is_needed, "ok", "not needed with these settings"),
-        )
-    )
-    if is_needed and not missing:
-        found += judge_library_files(
-            look_at(Path(facts.library)), look_at(home / "ld.so.preload"), facts
-        )
-
-
-async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
-    """The driver, within 15 s, and whether CDI and the device files have its GPUs."""
-    settings, agent = seen.settings, seen.agent
-    failure, remedy = f"the driver did not answer within {DRIVER_SECONDS:g} s", None
-    try:
-        async with asyncio.timeout(DRIVER_SECONDS):
-            await _scan(seen)
-    except TimeoutError:
-        pass  # what the last scan in time found counts
-    except (AgentError, OSError) as error:
-        failure, remedy = _failure_of(error)
-
-    name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
-    # An agent that runs goes on offering what is silent; without a library it offers nothing.
-    is_offered = agent is not None and not agent.failure and remedy is None
-    hang = settings.health.driver_hang if is_offered else 0.0
-    found += judge_driver(name, seen.scan, failure, remedy, hang=hang)
-    if looks_up_cdi(settings.edits):
-        found.append(await _cdi(seen))
-
-    if agent is not None and settings.simulate is None:
-        described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
-        found += _access(seen.device_files, described)
-
-
-async def _cdi(seen: NodeSeen) -> Finding:
-    """Whether a container runtime finds the GPUs by the CDI names of the answers."""
-    sharing, edits, defined = seen.settings.sharing, seen.settings.edits, None
-    async with Worker("cdi") as worker:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                cdi = cdi_directories(seen.settings, seen.environ, worker)
-                defined = await cdi.names(edits.cdi_spec_dirs)
-
-    gpus = seen.scan.gpus if seen.scan else ()
-    shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-    fault = None if defined is None else undefined(shared, edits, defined)
-    return judged(
-        "P-CDI",
-        ", ".join(edits.cdi_spec_dirs),
-        f"defines {counted(len(shared), 'GPU')}",
-        (
-            defined is None,
-            "unknown",
-            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
-            "mount the host's directories read-only at the same paths, or run this as root",
-        ),
-        (fault, "wrong", *(fault or ("", ""))),
-    )
-
-
-def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
-    """Whether the device files of the driver can be opened. `gpus`: None: not known.
-
-    Those of GPUs are only counted: opening them would wake the GPUs.
+    A fault is one line: what follows from it is gone once it is repaired, or has a line then.
     """
-    faults = []
-    for path in [directory / name for name in CONTROL]:
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
-        except OSError as error:
-            other = f"cannot be opened ({error.strerror})", REPAIR
-            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "wrong"
-            words = REFUSED.get(error.errno or 0, other)
-            faults.append(Finding("P-ACCESS", verdict, str(path), *words))
-
-    # Others, such as nvidia-modeset, are of no GPU.
-    seen = len(list(directory.glob("nvidia[0-9]*")))
-    yield from faults
-    if gpus is not None and seen < gpus:
-        said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
-        advice = (
-            "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
-            "ones on the host: nvidia-modprobe -c N"
-        )
-        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, advice)
-    elif not faults:
-        subject = ", ".join(str(directory / name) for name in CONTROL)
-        yield Finding("P-ACCESS", "ok", subject, f"can be opened; {counted(seen, 'file')} of GPUs")
-
-
-async def _scan(seen: NodeSeen) -> None:
-    """Scan until no GPU is waking: those that initialise take seconds to answer.
-
-    Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
-    DriverMissing, DriverError, SettingsError.
-    """
-    spec = seen.settings.simulate
-    if spec is not None:
-        from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
-
-        seen.scan = await look_once(spec)
-        return
-
-    async with open_driver(seen.settings) as driver:
-        while True:
-            seen.scan = await driver.scan()
-            if all(fault.trouble is not Trouble.SILENT for fault in seen.scan.faults):
-                return
-
-            await asyncio.sleep(LOOK_SECONDS)
-
-
-def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
-    """The failure and the remedy. Empty remedy: the failure contains it. None: it is not known.
-
-    The text form prints both in one line; scripts read them separately.
-    """
-    if isinstance(error, DriverMissing | SettingsError):
-        return error.said, error.remedy
-
-    return getattr(error, "strerror", None) or str(error), None
-
-
-async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
-    """The kubelet's directory and socket, and what it answers by PodResources."""
-    paths, agent = seen.settings.paths, seen.agent
-    directory = judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
-    socket = judged(
-        "P-KUBELET",
-        str(paths.kubelet_socket),
-        "the kubelet's socket is there",
-        (
-            look_at(paths.kubelet_socket).kind != "socket",
-            "wrong",
-            "no socket of a kubelet is there",
-            "start the kubelet, or set paths.kubeletSocket to its socket",
-        ),
-    )
-    found.append(socket if directory.verdict == "ok" else directory)
-
-    # A person waits for this, and no pod.
-    witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
-    booked: dict[tuple[str, str, str], bool] | None = None
-    failure, asks = "", True
-    try:
-        booked = {
-            (pod.namespace, pod.pod, name): bool(ids.get(seen.settings.sharing.resource))
-            for pod in await witness.list()
-            for name, ids in pod.containers.items()
-        }
-        await witness.get("default", "hami-agent-doctor")
-    except WitnessUnsupported:
-        asks = False
-    except KubeletError as error:
-        failure = str(error)
-    finally:
-        witness.close()
-
-    books = booked or {}
-    held = sum(books.values())
-    hold = "holds slices" if held == 1 else "hold slices"
-    known = f"the kubelet answers, and {counted(held, 'container')} {hold}"
-    if held and (agent is None or agent.failure):
-        known += "; the agent takes them over with the ids that they have"
-
-    # The kubelet never lists ordinary init containers.
-    lost = [key for key in (agent.held if agent else ()) if books.get(key) is False]
-    pods = {f"{cap(space, 64)}/{cap(pod, 256)}" for space, pod, _ in lost}
-    found.append(
-        judged(
-            "P-WITNESS",
-            str(paths.pod_resources_socket),
-            known,
-            (
-                booked is None,
-                "wrong",
-                failure,
-                "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-            ),
-            (
-                lost,
-                "note",
-                (
-                    f"{known}; it has no record of {counted(len(lost), 'container')} that the "
-                    f"agent answered, as after a lost checkpoint: {some(pods)}"
-                ),
-                (
-                    "delete these pods one after the other when they may stop: those that their "
-                    "controllers create instead are recorded"
-                ),
-                (
-                    "they run on; when their containers die together, they and a few new pods may "
-                    "be refused (HA-2002)"
-                ),
-            ),
-            (
-                not asks,
-                "note",
-                f"{known}; it cannot say which pod it is admitting",
-                "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
-            ),
-        )
-    )
-
-
-async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
-    """Other plugins that run here, and what HAMi's left."""
-    settings, running = seen.settings, seen.agent is not None
-    found += (
-        *judge_plugins(
-            look_at(settings.paths.plugins),
-            seen.sockets,
-            seen.plugins,
-            # The register annotation is the agent's own while it runs, and no sign of HAMi's.
-            reported=not running and seen.node is not None and REGISTER in seen.node.annotations,
-            takeover=settings.takeover,
-        ),
-        *judge_leftovers(
-            seen.node if running else None,
-            seen.sockets,
-            stamps=settings.report.profile is ReportProfile.COLON,
-            scores=settings.report.topology_score,
-        ),
-    )
-
-
-async def _cluster(seen: NodeSeen, found: list[Finding]) -> None:
-    """The API server; what HAMi's scheduler reads of the Node, and what the kubelet offers."""
-    settings, profile = seen.settings, seen.settings.report.profile
-    if settings.plain is not None:
-        return
-
-    connection = Connection(
-        Path(settings.kubeconfig) if settings.kubeconfig else None, environment=seen.environ
-    )
-    seen.server, answered = f"API server by {connection.source}", list[Finding]()
-    try:
-        async with open_session(connection, "hami-agent") as session:
-            await _ask_cluster(seen, NodeReader(session, settings.node), answered)
-    except (ApiError, SettingsError) as error:
-        said, remedy = _failure_of(error)
-        seen.node, seen.plugins = None, ()
-        # An agent that runs says itself what it lacks of the API server.
-        verdict: Verdict = "wrong" if seen.agent is None else "unknown"
-        remedy = remedy or "repair the connection or the permissions, and run this again"
-        answered = [Finding("P-NODE", verdict, seen.server, said, remedy)]
-
-    found += answered
-    if (node := seen.node) is None:
-        return
-
-    is_there = REGISTER in node.annotations
-    if is_there and seen.scan is not None:
-        differences = report_differences(settings, seen.scan, node.annotations)
-        node = msgspec.structs.replace(node, differences=differences)
-
-    if seen.agent is not None:
-        now = SystemClock().now()
-        found += [
-            judge_offer(node, settings.sharing.resource, now),
-            judge_report(node, profile),
-            judge_handshake(node, profile, now),
-            judge_writer(node),
-            judge_lock(node, now),
-        ]
-    elif is_there and seen.scan is not None:
-        found.append(judge_report(node, None))
-
-
-async def _ask_cluster(seen: NodeSeen, reader: NodeReader, found: list[Finding]) -> None:
-    """The rights of this account, the plugins here, the Node.
-
-    What a right is missing for is not asked. Raises ApiError.
-    """
-    settings, running = seen.settings, seen.agent is not None
-    wanted = rights(settings.node, node_condition=settings.node_condition)
-    unasked = [one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}]
-    denied = [one for one in wanted if one not in unasked and not await reader.granted(one)]
-    words = {right.words for right in denied}
-    if "list pods" not in words:
-        neighbours = await reader.pods(decode_listed)
-        others = (pod for pod in neighbours if pod.is_other_plugin)
-        seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
-        for pod in neighbours[:1]:
-            right = Right("get", "pods", pod.name, pod.namespace)
-            denied += [] if await reader.granted(right) else [right]
-
-    if "get nodes" not in words:
-        seen.node = await reader.get_sight(settings.sharing.resource)
-        found += judge_node(settings.node, seen.node)
-
-    excess = [one for one in UNNEEDED if running and await reader.granted(one)]
-    found += judge_rights(seen.server, denied, unasked, excess if running else None)
-
-
-def report_differences(
-    settings: Settings, scan: Scan, annotations: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Where the Node's register annotation differs from what the agent would write.
-
-    A GPU that the driver does not describe now is left out: an agent that runs goes on naming it.
-    """
-    inventory = Cell(Inventory())
-    InventoryKeeper(inventory, Cell(settings.sharing), SystemClock()).found(scan)
-    report = report_of(inventory.value, annotations, settings.report)
-    if report is None:
-        return ()
-
-    faulty = frozenset(fault.gpu for fault in scan.faults)
-    return register_differences(report, faulty)
-
-
-LOOKS: Final = (
-    # What the driver says is also held against the report that the scheduler reads.
-    ({"driver", "scheduler"}, _driver),
-    ({"kubelet"}, _kubelet),
-    # Pods of other plugins are read with the Node.
-    ({*FROM_API}, _cluster),
-    ({"kubelet", "scheduler"}, _plugins),
-    ({"library"}, _library),
-    ({"agent"}, _agent),
-    ({"paths"}, _paths),
-)
-"""The looks, each with the groups that need it. One that lacks what it needs finds nothing."""
+    order, every = list(CHECKS), [one for one in findings if CHECKS[one.check][0] in groups]
+    every.sort(key=lambda one: order.index(one.check))
+    wrong = {one.check for one in every if one.verdict == "wrong"}
+    for one in every:
+        group, means, advice = CHECKS[one.check]
+        causes = CAUSES.get(one.subject if one.check == "P-AGENT" else one.check, ())
+        if one.verdict == "ok":
+            yield msgspec.structs.replace(one, group=group)
+        elif one.verdict == "unknown" or wrong.isdisjoint(causes):
+            advice, means = one.advice or advice, one.means or means
+            yield msgspec.structs.replace(one, advice=advice, means=means, group=group)
 
 
 def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[FoldedLine]:
@@ -881,3 +509,428 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
     total = f"{counts['wrong']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
     yield FoldedLine(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
+
+
+# The settings and HAMi's files.
+
+
+def _config_findings(
+    plan: NodeValues, settings: Settings, refusal: SettingsError | None, *, before: bool
+) -> Iterator[Finding]:
+    """The settings, and HAMi's files.
+
+    `refusal`: why the present settings are not taken. `before`: no agent has run here yet.
+    """
+    last_good = "the agent shares by the last good settings, and starts with them"
+    row: Row = (refusal is not None, "wrong", str(refusal), "", last_good)
+    yield judged("P-SETTINGS", "settings", f"accepted, for Node {settings.node}", row)
+
+    values, read = plan.resolve(settings.node), plan.sources
+    given = ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
+    files = [(str(values[key].value), text) for key, text in given if values[key].value]
+    there = [path for path, text in files if text is not None]
+    said = "read" if there else "not there: the agent's own settings and defaults apply"
+    is_unknown = settings.plain is None and not settings.match.requests.known
+    if is_unknown:
+        said += "; annotations are not checked against what their pods request"
+
+    subject = ", ".join(there or (path for path, _ in files)) or "HAMi's ConfigMaps"
+    # Without them the node may share otherwise than before, which a running agent has done.
+    yield judged("P-HAMI", subject, said, (is_unknown or (before and not there), "note", said))
+
+
+# The agent's directories, and HAMi-core.
+
+
+async def _paths(seen: NodeSeen) -> AsyncIterator[Finding]:
+    """The directories that the agent writes to; beside an agent also those that are too large."""
+    paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
+    hook, inner = look_at(seen.settings.hook_path), look_at(home)
+    if inner.kind:  # a pod mounts only this directory, and its root is read-only
+        hook = msgspec.structs.replace(hook, failure=inner.failure)
+
+    yield judge_path(look_at(paths.state), made=True)
+    yield judge_path(look_at(paths.run), made=True)
+    yield judge_path(hook, made=False)
+    for place in (inner, look_at(home / "containers")):
+        if place.kind and (one := judge_path(place, made=True)).verdict != "ok":
+            yield one
+
+    # The lines above say what is wrong with the directories.
+    with contextlib.suppress(StateError):
+        largest = large_directories(seen.settings.hook_path)[:LARGEST] if seen.agent else []
+        for size, entries, name in largest:
+            yield Finding(
+                "P-PATHS",
+                "note",
+                f"{home}/containers/{name}",
+                f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or has a "
+                "directory or what may not be read; HAMi-core needs 2 MiB in a few files",
+                "ask the pod's owner why (its UID is in the name), or delete the pod",
+                "when that file system is full, new pods with GPUs are refused (HA-5003)",
+            )
+
+
+def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Finding:
+    """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
+    why, mode = os.strerror(place.failure), f"uid {place.owner}, mode {place.mode:04o}"
+    is_open, missing = not place.ours or place.mode & 0o002, "does not exist"
+    uncreated = f"{missing} and cannot be created: {why}" if made else missing
+    means = "who may write there can replace the sockets, or the limits of containers"
+
+    return judged(
+        check,
+        place.path,
+        "can be written, only by its owner or a group",
+        (not place.kind and made and not place.failure, "ok", f"{missing}: the agent creates it"),
+        (not place.kind, "wrong", uncreated),
+        (place.kind != "directory", "wrong", f"is a {place.kind}"),
+        (is_open, "wrong", f"others may write there ({mode})", "chown root and chmod 0755", means),
+        (place.failure, "wrong", f"cannot be written: {why} ({mode})"),
+    )
+
+
+async def _library(seen: NodeSeen) -> AsyncIterator[Finding]:
+    """Whether containers load HAMi-core, by the rule of the running agent; who may change it."""
+    settings = seen.settings
+    home, version = settings.hook_path / "vgpu", settings.library_version
+    if settings.plain is not None and not settings.plain.memory_limits:
+        yield Finding("P-LIBRARY", "ok", str(home), "not needed with these settings")
+        return
+
+    check, files = "P-LIBRARY", list[PathFacts]()
+    try:
+        async with Worker("disk") as worker:
+            hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
+            facts = await hooks.facts()
+
+        if not facts.missing:
+            check = "P-PRELOAD"
+            files = [look_at(Path(facts.library)), look_at(home / "ld.so.preload")]
+
+        check_library(facts)
+        yield Finding(check, "ok", str(home), f"containers load {mounted_library(facts)}")
+    except (StateError, Refusal) as error:
+        said = getattr(error, "sentence", str(error))
+        yield Finding(check, "wrong", str(home), said, "", NO_OFFER)
+
+    for file in files:
+        is_open = not file.ours or file.mode & 0o022
+        mode = f"(uid {file.owner}, mode {file.mode:04o})"
+        yield judged(
+            "P-PRELOAD",
+            file.path,
+            "everybody may read it, and only its owner write it",
+            (file.kind != "file", "unknown", f"is a {file.kind}", "run this as root"),
+            (is_open, "wrong", f"others than root may write it {mode}"),
+            (not file.mode & 0o004, "wrong", f"not everybody may read it {mode}"),
+        )
+
+
+# The driver and its GPUs.
+
+
+async def _driver(seen: NodeSeen) -> AsyncIterator[Finding]:
+    """The driver and its GPUs, within 15 s. An agent that answers knows more than one scan."""
+    settings, scan = seen.settings, None
+    if seen.status:
+        return
+
+    failure, remedy = f"the driver did not answer within {DRIVER_SECONDS:g} s", ""
+    try:
+        async with asyncio.timeout(DRIVER_SECONDS):
+            async for one in _scans(settings):
+                scan = one
+    except TimeoutError:
+        pass  # what the last scan in time found counts
+    except (AgentError, OSError) as error:
+        failure, remedy = getattr(error, "said", str(error)), getattr(error, "remedy", "")
+
+    name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
+    for finding in judge_driver(name, scan, failure, remedy):
+        yield finding
+
+
+async def _scans(settings: Settings) -> AsyncIterator[Scan]:
+    """Scan until no GPU is waking: those that initialise take seconds to answer.
+
+    Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
+    DriverMissing, DriverError, SettingsError.
+    """
+    if settings.simulate is not None:
+        from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
+
+        yield await look_once(settings.simulate)
+        return
+
+    async with open_driver(settings) as driver:
+        while True:
+            yield (scan := await driver.scan())
+            if all(fault.trouble is not Trouble.SILENT for fault in scan.faults):
+                return
+
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def judge_driver(library: str, scan: Scan | None, failure: str, remedy: str) -> Iterator[Finding]:
+    """Judge NVIDIA's library and each GPU. `failure`: why there is no scan; `remedy`: for that."""
+    if scan is None:
+        yield Finding("P-DRIVER", "wrong", library, failure, remedy)
+        return
+
+    models = ", ".join(sorted({gpu.name for gpu in scan.gpus})) or "it describes none"
+    said = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
+    if not scan.gpus:  # then one line tells of all GPUs
+        said = "; ".join((said, *(f"{one.sentence}: {one.remedy}" for one in scan.faults)))
+        yield Finding("P-DRIVER", "wrong", library, said)
+        return
+
+    yield Finding("P-DRIVER", "ok", library, said)
+    for gpu in (gpu for gpu in scan.gpus if gpu.mig_enabled):
+        said = f"GPU {gpu.uuid} is in MIG mode"
+        yield Finding("P-GPU", "note", library, said, "it will not be shared")
+
+    for fault in scan.faults:
+        verdict: Verdict = "wrong" if fault.trouble in FAULTS else "note"
+        yield Finding("P-GPU", verdict, library, fault.sentence, fault.remedy)
+
+
+# The kubelet, and other plugins.
+
+
+async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
+    """The kubelet's directory and socket, and what it answers by PodResources."""
+    paths = seen.settings.paths
+    found = judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
+    if found.verdict == "ok":
+        is_missing = look_at(paths.kubelet_socket).kind != "socket"
+        row: Row = (is_missing, "wrong", "no socket of a kubelet is there")
+        found = judged("P-KUBELET", str(paths.kubelet_socket), "the kubelet's socket is there", row)
+
+    yield found
+
+    # A person waits for this, and no pod.
+    witness, failure = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0), ""
+    booked: dict[tuple[str, str, str], bool] = {}
+    asks, before = True, SystemClock().now() - RECORDED_WITHIN
+    try:
+        booked = {
+            (pod.namespace, pod.pod, name): bool(ids.get(seen.settings.sharing.resource))
+            for pod in await witness.list()
+            for name, ids in pod.containers.items()
+        }
+        await witness.get("default", "hami-agent-doctor")
+    except WitnessUnsupported:
+        asks = False
+    except KubeletError as error:
+        failure = str(error)
+    finally:
+        witness.close()
+
+    lost = {
+        f"{cap(one.namespace, 64)}/{cap(one.pod, 256)}"
+        for one in (seen.status.allocations if seen.status else None) or ()
+        if one.decided_by == "scheduler" and not one.ended and one.since and one.since < before
+        # The kubelet never lists ordinary init containers.
+        if booked.get((one.namespace, one.pod, one.container)) is False
+    }
+    which = f"of {counted(len(lost), 'pod')} that the agent answered: {some(lost)}"
+    old = "it is older than 1.34 and cannot say which pod it is admitting"
+    yield judged(
+        "P-WITNESS",
+        str(paths.pod_resources_socket),
+        "the kubelet answers",
+        (failure, "wrong", failure),
+        (
+            lost,
+            "note",
+            f"the kubelet lost its checkpoint and has no record {which}",
+            "delete these pods one after the other when they may stop; their successors are booked",
+            "they run on; those that die together may be refused, with a few new pods (HA-2002)",
+        ),
+        (not asks, "note", old, "start GPU pods one at a time (HA-2007)"),
+    )
+
+
+async def _plugins(seen: NodeSeen) -> AsyncIterator[Finding]:
+    """Other plugins for these GPUs that run here, as pods or behind sockets, and a second agent."""
+    paths, takeover = seen.settings.paths, seen.settings.takeover
+    found = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
+    alive = [socket for socket in found if socket.alive]
+    agents = [one.path for one in alive if OURS.fullmatch(one.path)]
+    theirs = [*(f"pod {pod}" for pod in seen.plugins), *(one.path for one in alive if one.theirs)]
+    said = f"another device plugin runs on this node: {', '.join(theirs)}"
+    yield judged(
+        "P-PLUGIN",
+        str(paths.plugins),
+        "no other plugin for these GPUs answers",
+        (len(agents) > 1, "wrong", f"{len(agents)} agents serve the kubelet: {', '.join(agents)}"),
+        (theirs and takeover, "note", f"{said}; takeover is set", "remove it after the start"),
+        (theirs, "wrong", said),
+    )
+
+
+# The agent that runs here.
+
+
+async def _agent(seen: NodeSeen) -> AsyncIterator[Finding]:
+    """What the agent that runs here says of itself, of its GPUs and of the node lock."""
+    status = seen.status
+    if isinstance(seen.agent, Finding):
+        yield seen.agent
+    if status is None:
+        return
+
+    for gpu in (gpu for gpu in status.gpus if gpu_grade(gpu)):
+        verdict: Verdict = "wrong" if gpu.condition in SEVERE else "note"
+        said = f"is {gpu.health}: {gpu.text or gpu.cause}"
+        means = "new pods still get this GPU" if gpu.serving else OF_ONE_GPU
+        yield Finding("P-GPU", verdict, f"GPU {gpu.name}", said, means=means)
+
+    checks = status.node.checks
+    for one in (one for one in checks if not one.ok and one.name != "gpu_health"):
+        check = OF_AGENT.get(one.name, "P-AGENT")
+        verdict = "wrong" if one.required or check in {"P-DRIVER", "P-CDI"} else "note"
+        means = SERVED if check == "P-AGENT" and not one.required else ""
+        yield Finding(check, verdict, one.name, one.text or "fails", means=means)
+
+    if is_ready(checks):
+        passed = counted(sum(one.ok for one in checks), "check")
+        yield Finding("P-AGENT", "ok", "readiness", f"the agent is ready; {passed} of it passed")
+
+    if status.node.lock:
+        yield judge_lock(status.node.name, status.node.lock, SystemClock().now())
+
+
+def judge_lock(node: str, lock: LockStatus, now: dt.datetime) -> Finding:
+    """Judge the node lock, which a pod or somebody unknown holds."""
+    seconds = (now - lock.since).total_seconds() if lock.since else 0.0
+    said = f"held by {cap(lock.holder, 128) or 'nobody named'} for {span(seconds)}"
+    unread = f"cannot be read ({cap(lock.holder, 64)}): no scheduler ever takes it over"
+    remove = f"remove it: kubectl annotate node {node} {MUTEX_LOCK}-"
+    return judged(
+        "P-LOCK",
+        f"{MUTEX_LOCK} of Node {node}",
+        said,
+        (lock.since is None, "wrong", unread, remove),
+        (seconds > LOCK_EXPIRES, "wrong", said, f"if its pod does not exist, {remove}"),
+        (seconds > LOCK_LONG, "note", said),
+    )
+
+
+# The API server: what HAMi's scheduler reads of the Node, and what the kubelet offers.
+
+
+async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
+    """The API server, and what it shows of this node."""
+    if seen.settings.plain is not None:
+        return
+
+    kubeconfig = seen.settings.kubeconfig
+    connection = Connection(Path(kubeconfig) if kubeconfig else None, environment=seen.environ)
+    server = f"API server by {connection.source}"
+    try:
+        async with open_session(connection, "hami-agent") as session:
+            async for one in _ask_cluster(seen, NodeReader(session, seen.settings.node), server):
+                yield one
+    except (ApiError, SettingsError) as error:
+        said = f"{error.said}; what it knows of this node is not checked"
+        # An agent that runs says itself what it lacks of the API server.
+        verdict: Verdict = "wrong" if seen.agent is None else "unknown"
+        remedy = error.remedy or "repair the connection or the permissions"
+        yield Finding("P-NODE", verdict, server, said, remedy)
+
+
+async def _ask_cluster(seen: NodeSeen, reader: NodeReader, server: str) -> AsyncIterator[Finding]:
+    """The rights of this account, the plugins here, and the Node.
+
+    What a right is missing for is not asked. Raises ApiError.
+    """
+    settings, now = seen.settings, SystemClock().now()
+    wanted = rights(settings.node, node_condition=settings.node_condition)
+    unasked = [one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}]
+    denied = [one for one in wanted if one not in unasked and not await reader.granted(one)]
+    words = {right.words for right in denied}
+    if "list pods" not in words:
+        neighbours = await reader.pods(decode_listed)
+        others = (pod for pod in neighbours if pod.is_other_plugin)
+        seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
+        for pod in neighbours[:1]:
+            right = Right("get", "pods", pod.name, pod.namespace)
+            denied += [] if await reader.granted(right) else [right]
+
+    lacks, unknown = (", ".join(one.words for one in each) for each in (denied, unasked))
+    partly = f"this account can read what the agent reads; not checked: {unknown}"
+    yield judged(
+        "P-RIGHTS",
+        server,
+        "all permissions of the agent are granted",
+        (lacks, "wrong", f"these are denied: {lacks}"),
+        (unknown, "note", partly, "run this check as the agent once it is installed"),
+    )
+    if "get nodes" in words:
+        return
+
+    node = await reader.get_sight(settings.sharing.resource)
+    row: Row = (node is None, "wrong", "the API server knows no such Node")
+    yield judged("P-NODE", f"Node {settings.node}", "exists", row)
+    if node is not None and seen.agent is not None:
+        yield judge_offer(node, settings.sharing.resource, now)
+        yield judge_report(node, settings.report.profile, now)
+
+
+def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
+    """Judge allocatable against the healthy slices of the register annotation."""
+    offered, gpus = node.allocatable, read_register(node.annotations.get(REGISTER))
+    healthy = sum(gpu.split_count for gpu in gpus if gpu.healthy)
+    is_new = (node.age(now) or KUBELET_WITHIN) < KUBELET_WITHIN
+    said = f"{offered}, and the register annotation has {healthy} healthy slices"
+
+    return judged(
+        "P-OFFER",
+        f"allocatable {resource} of Node {node.name}",
+        f"{offered} = healthy {healthy} (capacity {node.capacity})",
+        (not gpus, "wrong", f"{offered}, and no register annotation that can be read"),
+        (offered != healthy and is_new, "note", said),
+        (offered != healthy, "wrong", said),
+    )
+
+
+def judge_report(node: NodeSight, profile: ReportProfile, now: dt.datetime) -> Finding:
+    """Judge by the handshake whether a scheduler has read the agent's report.
+
+    With the profile `json` the agent removes the handshake with each report, and schedulers from
+    2.9 on write it again when they read the report. With the others it stamps it every 30 s.
+    """
+    text, report, age = node.annotations.get(HANDSHAKE, ""), node.annotations.get(REGISTER), 0.0
+    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
+    gpus = read_register(report)
+    if report is not None and (not gpus or any(gpu.healthy for gpu in gpus)):
+        age = READ_WITHIN if (known := node.age(now)) is None else known
+
+    since = f" of {span(age)} ago" if node.written else ""
+    is_late = profile is ReportProfile.JSON and not text and age >= READ_WITHIN
+    return judged(
+        "P-REPORT",
+        f"{HANDSHAKE} of Node {node.name}",
+        cap(text, 64) or "absent: the report is new, offers no slice, or there is none",
+        (
+            text.startswith("Deleted"),
+            "wrong",
+            f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
+        ),
+        (is_late, "note", f"absent: no scheduler has read the report{since} (2.8 never says so)"),
+    )
+
+
+LOOKS: Final[Sequence[tuple[set[str], Callable[[NodeSeen], AsyncIterator[Finding]]]]] = (
+    ({"driver"}, _driver),
+    ({"kubelet"}, _kubelet),
+    # Pods of other plugins are read with the Node.
+    ({"kubelet", "api", "scheduler"}, _cluster),
+    ({"kubelet"}, _plugins),
+    ({"library"}, _library),
+    ({"agent", "driver", "scheduler"}, _agent),
+    ({"paths"}, _paths),
+)
+"""The looks, each with the groups that need it. One that lacks what it needs finds nothing."""

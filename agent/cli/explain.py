@@ -3,7 +3,7 @@
 import argparse
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from agent.cli.connections import add_cluster, ask, connection_of
@@ -20,23 +20,14 @@ from agent.cli.output import (
 )
 from agent.cli.support import HINT
 from agent.errors import ApiNotFound, cap
-from agent.hami.annotations import encode_stamp
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import Column, age, counted, gib, percent
+from agent.kit.units import Column, age, gib, percent
 from agent.kube.client import KubeSession, default_namespace
-from agent.kube.objects import EPOCH
-from agent.kube.reader import ClusterReader, ClusterSnapshot, ListedPod
+from agent.kube.reader import ClusterReader, ClusterSnapshot
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import (
-    TEXT,
-    Explanation,
-    GateVerdict,
-    agent_sentence,
-    refusal_id,
-    when,
-)
+from agent.sandbox.explain.story import Explanation, GateVerdict
 from agent.sandbox.scheduler.model import SchedulerSettings
 
 PROGRAM: Final = "hami-agent-explain"
@@ -47,9 +38,6 @@ POD_WORDS: Final = frozenset({"pod", "pods", "po"})
 
 NODES_SHOWN: Final = 5
 """The Nodes nearest to a fit that people see; programs get all that were judged."""
-
-SHOWN: Final = 20
-"""The last refusals that people see; programs get all."""
 
 _WORDS: Final = {
     GateVerdict.PASSED: ("ok", "green"),
@@ -84,17 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
 
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "pod", nargs="?", metavar="POD", help="POD, NAMESPACE/POD, or pod/POD as for kubectl"
-    )
-    what.add_argument(
-        "--recent",
-        action="store_true",
-        help="list the pods that kubelets refused because of their GPUs, the last first, each with "
-        "the id of the refusal; of all namespaces, or of the one that -n names",
-    )
-
+    parser.add_argument("pod", metavar="POD", help="POD, NAMESPACE/POD, or pod/POD as for kubectl")
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
     parser.add_argument(
@@ -109,51 +87,34 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
-    namespace, name = args.namespace or "", ""
-    if not args.recent:
-        space, slash, name = args.pod.rpartition("/")
-        if not name or "/" in space or (slash and not space):
-            said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or pod/POD"
-            return fail("explain", said, USAGE)
+    space, slash, name = args.pod.rpartition("/")
+    if not name or "/" in space or (slash and not space):
+        said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or pod/POD"
+        return fail("explain", said, USAGE)
 
-        space = "" if space.lower() in POD_WORDS else space
-
-        if space and namespace and namespace != space:
-            said = f"two namespaces: {cap(space, 64)} and {cap(namespace, 64)}"
-            return fail("explain", said, USAGE)
-
-        namespace = space or namespace
+    space = "" if space.lower() in POD_WORDS else space
+    if space and args.namespace and args.namespace != space:
+        said = f"two namespaces: {cap(space, 64)} and {cap(args.namespace, 64)}"
+        return fail("explain", said, USAGE)
 
     connection = connection_of(args.kubeconfig, args.context, environ)
-    source, clock, code = f"API server by {connection.source}", SystemClock(), OK
-    data: object
+    source, clock = f"API server by {connection.source}", SystemClock()
+    namespace = space or args.namespace or default_namespace(connection)
+    with working("reading the pod, Nodes and pods with GPUs"):
+        found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, name, clock))
 
-    if args.recent:
-        with working("reading pods and Events"):
-            refused = list(
-                ask(connection, PROGRAM, lambda api: ClusterReader(api).refused(namespace))
-            )
+    at = clock.now()
+    with working(f"trying changes on {len(found.nodes)} Nodes"):
+        settings = SchedulerSettings(scheduler_name=args.scheduler_name)
+        explanation = explain_pod(found, at, settings)
 
-        at, answered = clock.now(), "Refusals"
-        refused.sort(key=lambda pod: pod.at or EPOCH, reverse=True)
-        data, lines = refused_data(refused), recent_lines(refused, source, at)
-    else:
-        namespace = namespace or default_namespace(connection)
-        with working("reading the pod, Nodes and pods with GPUs"):
-            found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, name, clock))
-
-        at, answered = clock.now(), "Explanation"
-        with working(f"trying changes on {len(found.nodes)} Nodes"):
-            settings = SchedulerSettings(scheduler_name=args.scheduler_name)
-            data = explanation = explain_pod(found, at, settings)
-
-        lines = explanation_lines(explanation, found.taken, source, at)
-        code = PROBLEM if explanation.blocked else OK
-        code = INCOMPLETE if explanation.missing else code
-
+    lines = explanation_lines(explanation, found.taken, source, at)
     shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
-    answer(args.output, answered, data, shown, at=at, source=source)
-    return code
+    answer(args.output, "Explanation", explanation, shown, at=at, source=source)
+    if explanation.missing:
+        return INCOMPLETE
+
+    return PROBLEM if explanation.blocked else OK
 
 
 async def read_pod(
@@ -242,45 +203,3 @@ def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
     if max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown):
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         yield from [FoldedLine(f"Nodes by reason: {told}", 7, 9)] * bool(reasons)
-
-
-def refused_data(refused: Sequence[ListedPod]) -> list[Mapping[str, str | None]]:
-    """The refusals for programs."""
-    return [
-        {
-            "namespace": pod.namespace,
-            "pod": pod.name,
-            "node": pod.node,
-            "at": encode_stamp(pod.at) if pod.at else None,
-            "id": refusal_id(pod.message),
-            "message": pod.message,
-        }
-        for pod in refused
-    ]
-
-
-def recent_lines(
-    refused: Sequence[ListedPod], source: str, now: dt.datetime
-) -> Iterator[FoldedLine]:
-    """The last refusals, of all in `refused`, for people.
-
-    Each has the pod with its Node and age, then the agent's sentence, else the kubelet's message.
-    """
-    if not refused:
-        yield FoldedLine("No kubelet has refused a pod that still exists.")
-
-    for pod in refused[:SHOWN]:
-        name, identifier = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}", refusal_id(pod.message)
-        entry = f" [RUNBOOK {identifier}]" if identifier else ""
-        yield FoldedLine(f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}")
-        said = agent_sentence(pod.message).strip() or "no reason is told"
-        yield FoldedLine(cap(said, TEXT), 2, 4)
-
-    if len(refused) > SHOWN:
-        older = counted(len(refused) - SHOWN, "older refusal")
-        yield FoldedLine(f"{older} not shown: -o json has all")
-
-    if any(refusal_id(pod.message) for pod in refused[:SHOWN]):
-        yield FoldedLine(HINT)
-
-    yield FoldedLine(f"data: {cap(source, 256)}, read now")

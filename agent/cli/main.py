@@ -4,7 +4,6 @@ Only the module of that verb is imported: `run` must start fast.
 """
 
 import argparse
-import difflib
 import gc
 import importlib
 import platform
@@ -12,7 +11,7 @@ import signal
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeAlias
 
 from typing_extensions import override
@@ -102,6 +101,7 @@ _MODULES = {
     "version": "main",
     "top": "status",
     **dict.fromkeys(("recheck", "release", "cordon", "uncordon", "uninstall"), "node"),
+    "simulate": "sandbox",
     **dict.fromkeys(("runbook", "bundle", "completion"), "support"),
 }
 """The module in `agent.cli` of a verb that is not named like its module."""
@@ -109,14 +109,11 @@ _MODULES = {
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
 
 
-def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "hami-agent") -> int:
-    """Parse `argv`, run its verb and return the exit code (2 for a usage error).
-
-    `program`: how help names the command.
-    """
+def dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Parse `argv`, run its verb and return the exit code (2 for a usage error)."""
     code = OK
     try:
-        code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ, program)
+        code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ)
         sys.stdout.flush()
     except* KeyboardInterrupt:
         code = INTERRUPTED
@@ -142,9 +139,9 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     return UNWRITTEN
 
 
-def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
+def _dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Load the module of the verb, parse the rest of the line and run it."""
-    parser, subparsers = _parser(program)
+    parser, subparsers = _parser()
     verb = argv[0] if argv else "-"
 
     # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`. The
@@ -160,18 +157,20 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         for name, text in VERBS.items():
             subparsers.add_parser(name, help=text)
     else:
-        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}"
-        sys.stderr.write(f"hami-agent: {text}; `hami-agent --help` lists all\n")
+        text = f"there is no verb {cap(verb, 64)}; `hami-agent --help` lists all"
+        sys.stderr.write(f"hami-agent: {text}\n")
         return USAGE
 
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else USAGE
-
     if module is None:
         parser.print_help()
         return USAGE
+    if unknown:
+        text = f"unknown argument {cap(' '.join(unknown))}; see `hami-agent {verb} --help`"
+        return fail(verb, text, USAGE)
 
     try:
         code: int = module.main(args, environ)
@@ -187,14 +186,14 @@ def _module_of(verb: str) -> types.ModuleType:
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser with the options of this verb."""
-    parser, subparsers = _parser("hami-agent")
+    parser, subparsers = _parser()
     _module_of(verb).add_parser(subparsers)
     return parser
 
 
-def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
+def _parser() -> tuple[argparse.ArgumentParser, Subparsers]:
     parser: argparse.ArgumentParser = Parser(
-        prog=program,
+        prog="hami-agent",
         description="Shares the NVIDIA GPUs of one node among Kubernetes pods, beside HAMi's "
         "scheduler.",
         epilog="example: hami-agent sandbox --gpus 8 --profile h100",
@@ -219,27 +218,12 @@ _FORM_WORDS: Final = {
 """What each form of the output is, in the help."""
 
 
-LIKENESS: Final = 0.65
-"""The least likeness of a name in a hint (1: equal). Less misleads."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name, in any case; empty if no known one is similar."""
-    names = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=LIKENESS)
-    return f"; did you mean {names[close[0]]}?" if close else ""
-
-
 class _WholeWords(argparse.HelpFormatter):
     """argparse's form of help, without breaks inside a path or an option that has hyphens."""
 
     @override
     def _split_lines(self, text: str, width: int) -> list[str]:
         words = " ".join(text.split())
-        # Whoever typed `kubectl hami` can paste the example as it is printed.
-        if self._prog.startswith("kubectl hami"):
-            words = words.replace("hami-agent ", "kubectl hami ")
-
         return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
 
     @override
@@ -255,22 +239,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"formatter_class": _WholeWords, **kwargs})
 
     @override
-    def parse_known_args(  # type: ignore[override]  # it has overloads for its namespace
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
-        """Parse as argparse, but let the verb itself refuse unknown arguments."""
-        parsed, rest = super().parse_known_args(args, namespace)
-        option = rest[0].partition("=")[0] if rest else ""
-        if option.startswith("-"):
-            names = [name for name in self._option_string_actions if name.startswith("--")]
-            self.error(f"unknown option {cap(option)}{nearest(option, names)}")
-        if rest:
-            self.error(f"unexpected argument {cap(' '.join(rest))}")
-        return parsed, rest
-
-    @override
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        self.exit(USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
 
 def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
@@ -288,18 +258,9 @@ def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
 def add_output(
     parser: argparse.ArgumentParser, default: str = TABLE, forms: Sequence[str] = FORMS
 ) -> None:
-    """Add `-o table|json|yaml` and `--json`. `forms`: those of the verb."""
+    """Add `-o table|json|yaml`. `forms`: those of the verb."""
     words = "; ".join(f"{form}: {_FORM_WORDS[form]}" for form in forms)
     parser.add_argument("-o", "--output", choices=forms, default=default, help=words)
-
-    parser.add_argument(
-        "--json",
-        dest="output",
-        action="store_const",
-        const="json",
-        default=default,
-        help="the same as -o json",
-    )
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -1,7 +1,6 @@
-"""The verbs that act on a node: recheck and release, cordon and uncordon, uninstall.
+"""The verbs that act on a node.
 
-`recheck` and `release` ask the running agent by its socket. The others write the Node at the API
-server and need no agent.
+`recheck` and `release` ask the running agent by its socket. The others write the Node.
 """
 
 import argparse
@@ -58,10 +57,8 @@ from agent.usage import HostRegions
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""
-
 NAME: Final = re.compile(r"[^/:]{1,64}")
 """A name of a GPU that the agent's HTTP server accepts."""
-
 DEADLINES: Final = {"recheck": 10.0, "was-reset": 10.0, "release": 15.0}
 """Seconds for each action of the agent."""
 
@@ -156,11 +153,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run one of the verbs; return the exit code.
-
-    That of `recheck` and `release` is 0 or 1 by the answer of the agent, 3 if none answers, 4 if
-    there is no such GPU.
-    """
+    """Run one of the verbs; return the exit code, which the verb's help explains."""
     configure("error", "auto", environ)
     if args.verb in EFFECTS:
         return asyncio.run(_change(args, environ))
@@ -297,14 +290,11 @@ def _named(node: NodeView, name: str) -> ReportedGpu:
 
 UNINSTALLER: Final = "hami-agent-uninstall"
 """The field manager of what is removed."""
-
 WAIT: Final = 90.0
-"""Seconds for the agents to end, within the grace period of their pods (15 s), and for the
-kubelets to report that no plugin serves, which they do every 10 s."""
-
+"""Seconds for the agents to end (their pods' grace period is 15 s), and for the kubelets to report
+that no plugin serves, which they do every 10 s."""
 PAUSE: Final = 5.0
 """Seconds between two looks at the Nodes."""
-
 OF_USE: Final = (
     *("node.name", "node.kubeconfig", "sharing.resourceName"),
     *("paths.state", "paths.run", "library.hookPath"),

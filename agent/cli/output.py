@@ -143,8 +143,6 @@ WITHOUT: Final = 120
 UNFOLDED: Final = 10_000
 """Columns of lines that are searched: where there is no terminal, each stays one line."""
 
-_NUMBER: Final = re.compile(r"[0-9]{1,6}")
-
 
 def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
     """The width of the terminal in columns; without one COLUMNS, else `without`."""
@@ -152,7 +150,8 @@ def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
         return max(NARROWEST, shutil.get_terminal_size().columns)
 
     given = environ.get("COLUMNS", "")
-    return max(NARROWEST, int(given)) if _NUMBER.fullmatch(given) else without
+    is_number = re.fullmatch(r"[0-9]{1,6}", given)
+    return max(NARROWEST, int(given)) if is_number else without
 
 
 Paint: TypeAlias = Callable[[str, str], str]
@@ -201,14 +200,8 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[st
 
     What is copied or read as one stays whole: words with hyphens, ids of the runbook, amounts.
     """
-    lines = textwrap.wrap(
-        _TOGETHER.sub("\0", text),
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-    )
-
+    wrapper = textwrap.TextWrapper(width, first, rest, break_on_hyphens=False)
+    lines = wrapper.wrap(_TOGETHER.sub("\0", text))
     return [line.replace("\0", " ") for line in lines] or [""]
 
 
@@ -242,13 +235,10 @@ def answer(
         sys.stdout.writelines(f"{line}\n" for line in lines)
         return
 
-    whole: dict[str, object] = {
-        "apiVersion": API_VERSION,
-        "kind": kind,
-        "generatedAt": encode_stamp(at or SystemClock().now()),
-    }
-    whole |= {"source": source, "data": data} if source else {"data": data}
-    text = json.dumps(msgspec.to_builtins(whole), indent=2)
+    made = encode_stamp(at or SystemClock().now())
+    whole = {"apiVersion": API_VERSION, "kind": kind, "generatedAt": made}
+    whole |= {"source": source} if source else {}
+    text = json.dumps(msgspec.to_builtins(whole | {"data": data}), indent=2)
     if form == "yaml":
         text = yaml.safe_dump(json.loads(text), sort_keys=False).rstrip()  # without aliases
 

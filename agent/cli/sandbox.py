@@ -1,9 +1,4 @@
-"""Runs the agent against simulated peers, takes it through a scenario and checks every claim.
-
-The agent is unchanged, and a child process. A kubelet, API server, scheduler and GPUs are
-simulated. Exits 0 only if all claims were true. Touches nothing outside its own temporary
-directory.
-"""
+"""Acts on simulated GPUs, and runs the agent against simulated peers."""
 
 import argparse
 import asyncio
@@ -15,15 +10,28 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
-from agent.cli.output import Paint, answer, painter, shorten, table, wrapped
+from agent.cli.main import (
+    NOT_FOUND,
+    OK,
+    PROBLEM,
+    TABLE,
+    UNREACHABLE,
+    USAGE,
+    Subparsers,
+    Unreachable,
+    add_output,
+    fail,
+    typed,
+)
+from agent.cli.output import UNFOLDED, Paint, answer, painter, shorten, table, wrapped
 from agent.errors import AgentError
 from agent.kit.logs import configure
 from agent.kit.units import Column
+from agent.sandbox import hardware_talk as talk
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
 from agent.sandbox.lab.cluster import (
@@ -52,6 +60,7 @@ from agent.sandbox.scenario.stage import (
     plain,
     slices_of,
 )
+from agent.setting import duration, whole
 
 # Renders the output of `hami-agent sandbox`. Pure.
 
@@ -151,14 +160,13 @@ def invitation(cluster: SandboxCluster) -> str:
           {program} status --by pod {api}
           {program} doctor {shlex.join(cluster.command()[1:])}
           {program} bundle {api}
-          {program} simulate {gpus} list
-          {program} simulate {gpus} xid 79 --gpu {gpu}
-          {program} simulate {gpus} restore --gpu {gpu}
+          {program} simulate list {gpus}
+          {program} simulate xid 79 --gpu {gpu} {gpus}
+          {program} simulate restore --gpu {gpu} {gpus}
             (a GPU that was reset is served again after its cool-down: health.quietPeriod)
           kill -9 {cluster.agent.pid}
           export KUBECONFIG={people}
           {program} explain demo/too-big
-          {program} explain --recent
           {program} status --node sandbox
           {program} cordon 0 --node sandbox
           kubectl get pods --all-namespaces
@@ -172,10 +180,11 @@ TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add the verb `sandbox`."""
+    """Add the verbs `sandbox` and `simulate`."""
+    _add_simulate(subparsers)
     parser = subparsers.add_parser(
         "sandbox",
-        description=__doc__,
+        description=_run.__doc__,
         epilog="example: hami-agent sandbox --gpus 8 --profile h100 --interactive",
     )
     parser.add_argument("--gpus", type=int, default=8, metavar="COUNT", help="GPUs (default 8)")
@@ -199,7 +208,13 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run the scenario; return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
+    """Run the verb; return the exit code.
+
+    `sandbox`: 0, 1 a claim is not true, 2 wrong usage. `simulate`: 0 done, 1 refused, 2 wrong
+    usage, 3 no answer at the socket, 4 no such GPU.
+    """
+    if args.verb == "simulate":
+        return _simulate(args)
     if problem := _problem(args):
         return fail("sandbox", problem, USAGE)
 
@@ -235,11 +250,14 @@ def _problem(args: argparse.Namespace) -> str:
 
 
 async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run the scenario, print what was found and return the exit code.
+    """Run the agent against simulated peers, take it through a scenario and check every claim.
 
-    The timeline goes to standard output; with another form of output, to a terminal's standard
-    error.
+    The agent is unchanged, and a child process. A kubelet, API server, scheduler and GPUs are
+    simulated. Exits 0 only if all claims were true. Touches nothing outside its own temporary
+    directory.
     """
+    # The timeline goes to standard output; with another form of output, to a terminal's standard
+    # error.
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -294,3 +312,123 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         answer(args.output, "Sandbox", data, ())
 
     return OK if record.ok else PROBLEM
+
+
+# Acts on simulated GPUs.
+
+HARDWARE_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
+
+DEADLINE: Final = 5.0
+"""Seconds for the simulation to answer."""
+
+_COLUMNS: Final = [
+    Column(title) for title in ("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")
+]
+
+_ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str]]] = {
+    "xid": (talk.XidRequest, "79 --gpu 1"),
+    "lose": (talk.LoseRequest, "--gpu 1"),
+    "refuse": (talk.RefuseRequest, "--gpu 1"),
+    "restore": (talk.RestoreRequest, "--gpu 1"),
+    "remove": (talk.RemoveRequest, "--gpu 1"),
+    "hang": (talk.HangRequest, "30s"),
+    "add": (talk.AddRequest, "--profile a100"),
+    "list": (talk.ListRequest, "-o json"),
+}
+"""The request, whose docstring is the help, and an example. A field of it is an argument."""
+
+_FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
+"""The exit code by the reason of a refusal; else it is 1."""
+
+
+_ARGUMENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
+    "xid": (
+        "xid",
+        {
+            "type": typed(whole(1, 65535), "an XID (1 to 65535)"),
+            "metavar": "number",
+            "help": "the XID, 1 to 65535",
+        },
+    ),
+    "gpu": ("--gpu", {"required": True, "metavar": "GPU", "help": "index or UUID"}),
+    "seconds": (
+        "seconds",
+        {
+            "type": typed(duration(0.001, 86400), "a duration such as 500ms, 2s or 24h, the most"),
+            "metavar": "DURATION",
+            "help": "at most 24h; a number alone is seconds",
+        },
+    ),
+    "profile": ("--profile", {"help": "h100, a100, t4 or rtx3090; like GPU 0 if absent"}),
+}
+"""The argument that gives each field of a request."""
+
+
+def _add_simulate(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "simulate",
+        description=_simulate.__doc__,
+        epilog="example: hami-agent simulate xid 79 --gpu 1",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    for name, (form, words) in _ACTIONS.items():
+        text, example = form.__doc__, f"example: hami-agent simulate {name} {words}"
+        action = actions.add_parser(name, help=text, description=text, epilog=example)
+        action.add_argument(
+            "--socket",
+            type=Path,
+            default=HARDWARE_SOCKET,
+            metavar="PATH",
+            help=f"control socket of the simulation (default {HARDWARE_SOCKET})",
+        )
+        add_output(action)
+        for field in form.__struct_fields__:
+            flag, options = _ARGUMENTS[field]
+            action.add_argument(flag, **options)
+
+
+async def ask(args: argparse.Namespace) -> talk.AnyReply:
+    """Send the request of the action. Raises Unreachable."""
+    form, _ = _ACTIONS[args.action]
+    request = form(**{name: vars(args)[name] for name in form.__struct_fields__})
+    try:
+        async with asyncio.timeout(DEADLINE):
+            return await talk.ask(args.socket, request)
+    except (talk.HardwareUnreachable, talk.HardwareSilent, TimeoutError) as error:
+        silent = f"{args.socket} did not answer within {DEADLINE:g} s"
+        raise Unreachable(str(error) or silent) from error
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    """Act on the simulated GPUs of an agent that runs with --simulate, or of a sandbox.
+
+    A GPU is named by index or UUID.
+    """
+    reply = asyncio.run(ask(args))
+
+    if isinstance(reply, talk.FailedReply):
+        return fail("simulate", reply.text, _FAILURES.get(reply.reason, PROBLEM))
+
+    if not isinstance(reply, talk.DoneReply):
+        return fail("simulate", f"{args.socket} did not answer as a simulation", UNREACHABLE)
+
+    lines: Iterable[str] = [reply.text]
+    if args.action == "list":
+        rows = [
+            (
+                *(str(gpu.index), gpu.uuid, gpu.name),
+                "unknown" if gpu.memory_mib is None else f"{gpu.memory_mib} MiB",
+                gpu.pci,
+                "-" if gpu.numa is None else str(gpu.numa),
+                gpu.state,
+                ",".join(str(xid) for xid in gpu.xids) or "-",
+            )
+            for gpu in reply.gpus
+        ]
+
+        lines = table(_COLUMNS, rows, UNFOLDED)
+
+    data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
+    answer(args.output, "Simulation", data, lines, source=str(args.socket))
+    return OK

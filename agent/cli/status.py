@@ -184,26 +184,16 @@ NOT_WELL: Final = frozenset({"GpuUnhealthy", "GpuReleased", "GpuDriverUnresponsi
 
 
 class StatusRead(msgspec.Struct, frozen=True):
-    """The status of a node."""
+    """The status of a node, made by `source` at `at`. `missing`: what the source does not know."""
 
     found: StatusDocument
-
     at: dt.datetime
-    """When the source made it."""
-
     source: str
-    """Where it was read, for people."""
-
     missing: str = ""
-    """What the source does not know; empty: nothing."""
 
 
 def status_at(socket: Path) -> StatusRead:
-    """The status by the agent's socket.
-
-    Raises:
-        Unreachable: nobody answers there, or not as an agent.
-    """
+    """The status by the agent's socket. Raises Unreachable: no agent answers there."""
     try:
         status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
         if status != 200:
@@ -217,10 +207,7 @@ def status_in(bundle: Path) -> StatusRead:
     """The status in an archive of `hami-agent bundle`, whose first file is MEMBER.
 
     `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
-    part of it, and reads one header.
-
-    Raises:
-        Unreachable: the file cannot be read, or is no such archive.
+    part of it, and reads one header. Raises Unreachable: it cannot be read, or is no such archive.
     """
     try:
         if bundle.exists() and not bundle.is_file():  # a pipe may block for ever
@@ -354,9 +341,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
 
     With --objects the objects at once, which are what HAMi's scheduler reads.
 
-    Raises:
-        NotThere: there is no such Node.
-        ApiError: the objects cannot be read either.
+    Raises NotThere: there is no such Node. Raises ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
     reader = NodeReader(session, node)
@@ -401,10 +386,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
 
 
 def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str = "") -> int:
-    """Print what the objects of all Nodes with GPUs show. `silent`: why no agent was read.
-
-    Raises Unreachable.
-    """
+    """Print what all Nodes with GPUs show. `silent`: why no agent was read. Raises Unreachable."""
     connection, at = connection_of(args.kubeconfig, args.context, environ), SystemClock().now()
     source, resource = f"API server by {connection.source}", args.resource or RESOURCE
     every = ask(connection, PROGRAM, lambda session: nodes_with_gpus(session, resource))
@@ -462,9 +444,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="example: hami-agent status --since 24h",
     )
 
-    parser.add_argument(
-        "--by", choices=("gpu", "pod"), default="gpu", help="what a line of the table is"
-    )
+    parser.add_argument("--by", choices=("gpu", "pod"), default="gpu", help="what a line is")
     parser.add_argument(
         "--since",
         type=typed(duration(0, DAY), "a duration no longer than 24h, such as 30m"),
@@ -498,7 +478,6 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"the resource name of slices in the cluster (default {RESOURCE})",
     )
     add_cluster(parser)
-
     add_output(parser, forms=(TABLE, "wide", "json", "yaml"))
 
     top = subparsers.add_parser(

@@ -13,17 +13,7 @@ from typing import Final
 import agent
 from agent import __version__
 from agent.cli.connections import add_socket, call
-from agent.cli.main import (
-    INCOMPLETE,
-    OK,
-    UNWRITTEN,
-    VERBS,
-    NotThere,
-    Subparsers,
-    fail,
-    nearest,
-    parser_of,
-)
+from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, VERBS, NotThere, Subparsers, fail, parser_of
 from agent.errors import cap
 from agent.health.xids import xid_class, xid_name
 from agent.kit.timing import SystemClock
@@ -111,8 +101,8 @@ def _runbook(args: argparse.Namespace) -> int:
         title = f"H-{number:03} XID {number}: {xid_name(number)}; class {xid_class(number)}"
 
     if asked not in names:
-        hint = nearest(asked, known) or "; `hami-agent runbook` lists all"
-        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}{hint}")
+        hint = "`hami-agent runbook` lists all"
+        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}; {hint}")
 
     text = known[names[asked]][1]
     if title:

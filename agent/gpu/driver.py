@@ -4,9 +4,7 @@ import asyncio
 import collections
 import contextlib
 import ctypes
-import operator
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ import structlog
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, GpuTable, GpuThreads, Handle, NvmlLibrary
-from agent.kit.tasks import show_thread_name
 from agent.kit.timing import await_event, until_tick
 from agent.model import (
     DriverEvent,
@@ -28,6 +25,7 @@ from agent.model import (
     GpuFault,
     GpuSample,
     GpuUuid,
+    Link,
     Probe,
     ProbeOutcome,
     Scan,
@@ -69,12 +67,11 @@ Registered = tuple[GpuUuid, str, int]
 class EventStream:
     """The events of one event set, which the stream makes and frees.
 
-    Events that nobody has taken yet wait in the order in which they came first, equal ones counted
-    together: a storm hides no fatal XID.
+    Events that nobody has taken yet wait in the order in which they came: none is lost.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
-        self._event_set: Any = None
+        self.event_set: Any = None
         self.ended = asyncio.Event()
         """Set once the thread has left the library and will not return to it."""
         self.obstacles: dict[str, str] = {}
@@ -84,43 +81,17 @@ class EventStream:
         """The GPU of each handle's address; another dict once the indexes have changed."""
         self._library = library
         self._loop = asyncio.get_running_loop()
-        self._waiting: collections.Counter[DriverEvent] = collections.Counter()
-        self._failure: DriverError | None = None
+        self._waiting: collections.deque[DriverEvent] = collections.deque()
+        self.failure: DriverError | None = None
         self._news = asyncio.Event()
         self._turns = 0
         self.begun = threading.Event()
         """Set it to let the thread wait for events; if the stream has failed, it frees the set."""
         self._lock = threading.Lock()
         self._users = 1
+        threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
 
     # On the loop.
-
-    @property
-    def is_open(self) -> bool:
-        """True while GPUs can be registered; soon its thread waits for their events."""
-        return self._event_set is not None and self._failure is None
-
-    def start(self) -> None:
-        """Start the thread, which waits for `begun`. Raises DriverError if there is none."""
-        try:
-            threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
-        except RuntimeError as error:
-            raise DriverError(f"no thread can be started to wait for events: {error}") from error
-
-    def settle(self, gpu: str, obstacle: str, where: int | None = None) -> None:
-        """Note the answer of a GPU to its registration, and log once why it does not report.
-
-        `where`: its handle's address.
-        """
-        if where is not None:
-            # Where it was before, another GPU may be now, although no scan has seen the change yet.
-            for old in [old for old, known in self.known.items() if known == gpu]:
-                del self.known[old]
-            self.known[where] = GpuUuid(gpu)
-
-        if obstacle and self.obstacles.get(gpu) != obstacle:
-            log.warning("driver.no_events", gpu=gpu, err=obstacle)
-        self.obstacles[gpu] = obstacle
 
     async def next(self) -> DriverEvent:
         """Wait for the next event. Raises DriverError once it failed and is empty.
@@ -130,23 +101,14 @@ class EventStream:
         while True:
             self._news.clear()
             if self._waiting:
-                with self._lock:
-                    event = next(iter(self._waiting))
-                    self._waiting[event] -= 1
-                    if not self._waiting[event]:
-                        del self._waiting[event]
-                return event
+                return self._waiting.popleft()
 
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
 
-            # A stopped or starved process gets two periods: in the second one the thread runs.
             turns = self._turns
-            for _ in range(2):
-                has_news = await await_event(self._news, until_tick(STALL) + STALL)
-                if has_news or turns != self._turns:
-                    break
-            else:
+            has_news = await await_event(self._news, until_tick(STALL) + STALL)
+            if not has_news and turns == self._turns:
                 self.fail(DriverError("the driver does not return from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
@@ -154,7 +116,7 @@ class EventStream:
 
         Also of a stream that has never begun: its thread frees the set.
         """
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self._news.set()
         self.begun.set()
 
@@ -168,7 +130,7 @@ class EventStream:
     def create(self) -> None:
         """Create the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""
         with self._inside():
-            self._event_set = self._library.nvmlEventSetCreate()
+            self.event_set = self._library.nvmlEventSetCreate()
 
     def register(self, open_gpu: Callable[[], Handle]) -> Registered:
         """Register a GPU with the set. Blocks. A GPU without events is an answer too.
@@ -185,7 +147,7 @@ class EventStream:
             try:
                 mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
                 if mask:  # an empty mask is an invalid argument
-                    library.nvmlDeviceRegisterEvents(handle, mask, self._event_set)
+                    library.nvmlDeviceRegisterEvents(handle, mask, self.event_set)
                 if not mask & pynvml.nvmlEventTypeXidCriticalError:
                     refused = "it does not report XIDs"
             except library.NVMLError as error:
@@ -217,18 +179,17 @@ class EventStream:
             self._users -= 1
             is_last = not self._users
 
-        if is_last and self._event_set is not None:
+        if is_last and self.event_set is not None:
             with contextlib.suppress(self._library.NVMLError):
-                self._library.nvmlEventSetFree(self._event_set)
+                self._library.nvmlEventSetFree(self.event_set)
 
     # On its own thread.
 
     def _serve(self) -> None:
         """Run the thread and report its end: a silent end would look like healthy GPUs."""
-        show_thread_name("nvml-events")
         self.begun.wait()
         try:
-            while self._failure is None:
+            while self.failure is None:
                 self._turns += 1
                 self._wait_in_library()
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
@@ -241,7 +202,7 @@ class EventStream:
     def _wait_in_library(self) -> None:
         """Wait for one event, at most WAIT_MS. Raises DriverError."""
         try:
-            data = self._library.nvmlEventSetWait_v2(self._event_set, WAIT_MS)
+            data = self._library.nvmlEventSetWait_v2(self.event_set, WAIT_MS)
         except self._library.NVMLError as error:
             if nvml.code(error) == pynvml.NVML_ERROR_TIMEOUT:
                 return
@@ -266,11 +227,7 @@ class EventStream:
 
     def put(self, event: DriverEvent) -> None:
         """Add an event, from any thread."""
-        with self._lock:
-            # A broken GPU can report 10,000 XIDs a second, but few different ones: the catalog has
-            # 172 numbers.
-            self._waiting[event] += 1
-
+        self._waiting.append(event)
         if not self._news.is_set():
             self._tell(self._news.set)
 
@@ -279,7 +236,7 @@ class EventStream:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            self._failure = self._failure or DriverError(CLOSED)
+            self.failure = self.failure or DriverError(CLOSED)
 
 
 def _address(handle: Handle) -> int:
@@ -307,7 +264,7 @@ class OpenedSession(msgspec.Struct, eq=False):
     """
 
     driver_version: str
-    links: dict[GpuUuid, Any] = msgspec.field(default_factory=dict)
+    links: dict[str, tuple[Link, ...]] = msgspec.field(default_factory=dict)
 
 
 class NvmlSession:
@@ -318,6 +275,7 @@ class NvmlSession:
       returned: a GPU that was silent answers, so all are scanned and probed again.
     - A late answer of an earlier session does not end the current one, and no call of an earlier
       session begins.
+    - A library that is loaded is kept.
     """
 
     def __init__(
@@ -329,10 +287,8 @@ class NvmlSession:
         self._sys_root = sys_root
         self._preparing = asyncio.Lock()
         """Held while a session begins or all end."""
-        self._beginning: asyncio.Task[OpenedSession | DriverError] | None = None
         self.current: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
-        self._broken = CLOSED
         self.withheld = ""
         """Why no session may begin; empty: one may."""
         self.stream: EventStream | None = None
@@ -340,26 +296,23 @@ class NvmlSession:
     async def open(self) -> OpenedSession:
         """Return the current session, or begin one. Raises DriverMissing, DriverError.
 
-        All who wait share one beginning and its failure. It goes on when they are cancelled or
-        time out, so a slow driver is open for a later one.
+        The beginning goes on when who waits is cancelled or times out, so that a slow driver is
+        open for a later one.
         """
-        if self.withheld:
-            raise DriverError(self.withheld)
-        if self.current is not None:
-            return self.current
-        if self._beginning is None or self._beginning.done():
-            # It outlives who asks first, and a group would end all with it.
-            self._beginning = asyncio.create_task(self._begin())  # noqa: TID251
-
-        opened = await asyncio.shield(self._beginning)
-        if isinstance(opened, DriverError):
-            raise opened
-        return opened
+        async with self._preparing:
+            if self.withheld:
+                raise DriverError(self.withheld)
+            if self.current is not None:
+                return self.current
+            # To end a session during a call is undefined. A call that returned later would go on
+            # in the new session.
+            begin = partial(self._begin, alone=await self._is_idle())
+            return await self.call(None, DRIVER, begin, OPEN_DEADLINE)
 
     def check(self, opened: OpenedSession) -> None:
         """Raise DriverError if that session is over."""
         if self.current is not opened:
-            raise DriverError(self._broken)
+            raise DriverError("the session with the driver has ended")
 
     def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
         """Note that the session is over, and report it; the next call begins a new one."""
@@ -368,33 +321,29 @@ class NvmlSession:
 
         log.warning("driver.session_ended", err=str(error))
         self.current = None
-        self._broken = str(error)
         if self.stream is not None:
             self.stream.fail(error)
 
-    async def call(self, opened: OpenedSession, gpu: str, work: Callable[[], T]) -> T:
+    async def call(
+        self,
+        opened: OpenedSession | None,
+        gpu: str,
+        work: Callable[[], T],
+        deadline: float | None = None,
+    ) -> T:
         """Make a call about one GPU, or DRIVER.
 
-        Raises CallFailed about a GPU; DriverError, DriverMissing: the session is over, or the call
-        about the driver has failed.
+        Raises CallFailed about a GPU; DriverError, DriverMissing: the session `opened` is over, or
+        the call about the driver has failed.
         """
 
         def make() -> T:
-            self.check(opened)  # it may have ended while the call waited
+            if opened is not None:
+                self.check(opened)  # it may have ended while the call waited
             return work()
 
-        return await self._call(gpu, make, opened)
-
-    async def _call(
-        self,
-        gpu: str,
-        work: Callable[[], T],
-        opened: OpenedSession | None = None,
-        deadline: float | None = None,
-    ) -> T:
-        """Make a call. An error of the whole driver ends the session `opened`."""
         try:
-            return await self._threads.call(gpu, work, deadline)
+            return await self._threads.call(gpu, make, deadline)
         except (TimeoutError, ValueError, self._library.NVMLError) as error:
             wide = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
             if wide is not None and opened is not None:
@@ -409,10 +358,8 @@ class NvmlSession:
         if self.stream is not None and not await self.stream.stop():
             raise DriverError("an earlier wait for events has not returned from the driver")
 
-        stream = EventStream(self._library)
-        stream.start()
-        self.stream = stream
-        return stream
+        self.stream = EventStream(self._library)
+        return self.stream
 
     async def shut(self, why: str) -> None:
         """End the session now, which closes all GPUs; a later call begins another.
@@ -423,20 +370,18 @@ class NvmlSession:
             self.end(DriverError(why))
             if not await self._is_idle():
                 raise DriverError("a call has not returned from the driver, which holds all GPUs")
-            if await self._call(DRIVER, self._end_all):
+            if await self.call(None, DRIVER, self._end_all):
                 raise DriverError("the driver does not end the session, which holds all GPUs")
 
     async def close(self) -> None:
-        """End the session and all threads; a second call does nothing.
+        """End the session; a second call does nothing.
 
-        After CLOSE_DEADLINE the threads are left behind, and the process may end with its session.
+        The threads stay behind, and after CLOSE_DEADLINE the process may end with its session.
         """
         self.withheld = CLOSED
         with contextlib.suppress(DriverError, TimeoutError):
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self.shut(CLOSED)
-
-        self._threads.close()
 
     async def _is_idle(self) -> bool:
         """Wait until no call and no event thread is in the library; False: some do not leave."""
@@ -447,22 +392,11 @@ class NvmlSession:
         if self.stream is not None:
             self.stream.put(DriverEvent(EventKind.CHANGED))
 
-    async def _begin(self) -> OpenedSession | DriverError:
-        """Begin a session. Returns the failure: its callers may all have left."""
-        try:
-            async with self._preparing:
-                # To end a session during a call is undefined. A call that returned later would
-                # go on in the new session, or in another library.
-                begin = partial(self._begin_anew, alone=await self._is_idle())
-                return await self._call(DRIVER, begin, deadline=OPEN_DEADLINE)
-        except DriverError as error:
-            return error
-
-    def _begin_anew(self, *, alone: bool) -> OpenedSession:
+    def _begin(self, *, alone: bool) -> OpenedSession:
         """Load the library and begin a session, unless an earlier beginning has done so since.
 
-        While a call is inside, so not `alone`, the old session stays open beside the new one, and
-        no other library is loaded. Runs on a thread.
+        While a call is inside, so not `alone`, the old session stays open beside the new one. Runs
+        on a thread.
         """
         library = self._library
         if self.withheld:  # since it was asked for
@@ -472,22 +406,14 @@ class NvmlSession:
         if alone:
             self._end_all()
 
-        nvml.bind(library, self._find(), anew=alone)
-
+        nvml.bind(library, self._find())
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
             library.nvmlInit()
         except library.NVMLError as error:
-            if (why := nvml.missing(library, error, self._sys_root)) is not None:
+            if (why := nvml.missing(error, self._sys_root)) is not None:
                 raise why from error
-            # An upgrade has replaced the library and reloaded the module, but the loader keeps the
-            # file that it mapped for the soname. So the new file is named by its path.
-            is_upgraded = nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-            other = nvml.successor(library, self._find()) if is_upgraded else None
-            if other is None:
-                raise
-            nvml.bind(library, other, anew=alone)
-            library.nvmlInit()
+            raise
 
         self.current = OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
         return self.current
@@ -510,16 +436,12 @@ class NvmlSession:
 # The Driver port over NVML: scans, probes, samples and events.
 
 CALL_DEADLINE: Final = 2.0
-REMOVED_AFTER: Final = 60.0
-"""Seconds without the library's file until it counts as removed."""
 
 _OUTCOMES: Final = {
     Trouble.LOST: ProbeOutcome.LOST,
     Trouble.RESET: ProbeOutcome.REFUSED,
     Trouble.SILENT: ProbeOutcome.SILENT,
 }
-
-by_index: Final = operator.attrgetter("index")
 
 
 class NvmlDriver:
@@ -539,17 +461,13 @@ class NvmlDriver:
         driver_root: Path | None = None,
         sys_root: Path = Path("/sys"),
         deadline: float = CALL_DEADLINE,
-        now: Callable[[], float] = time.monotonic,  # noqa: TID251 -- check() runs on a thread
     ) -> None:
         self._find: Callable[[], Path | None] = lambda: path or nvml.library_below(driver_root)
-        self._now = now
         self._library = library
         self._sys_root = sys_root
         self._session = NvmlSession(library, self._find, sys_root, deadline)
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
-        self._there_at = self._now()
-        """When a look found the library's file last."""
         self._described: frozenset[str] = frozenset()
         """The addresses of all GPUs that were ever described."""
         self._table = GpuTable(library)
@@ -557,21 +475,21 @@ class NvmlDriver:
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        places = await self._places(opened)
-        released = sorted(self._table.released)
-        found, troubled = await self._describe(opened, places)
+        found, faults = await self._describe(opened, await self._places(opened))
 
-        faults: tuple[GpuFault, ...]
-        if released:
+        if self._table.released:
             # Also one that was never described: it must be visible to be taken back.
-            faults = (*troubled, *map(self._table.released_fault, released))
+            faults += map(self._table.released_fault, sorted(self._table.released))
         else:
             self._renewed = self._renewed and not found
             found = await self._with_links(opened, found)
             if not self._table.seen(found) and self._stream is not None:
                 # The indexes changed: an event of a handle may be of another GPU now.
                 self._stream.known, self._stream.obstacles = {}, {}
-            faults = self._table.named(troubled)
+            faults = [
+                msgspec.structs.replace(fault, gpu=self._table.name(fault.index))
+                for fault in faults
+            ]
 
         self._described |= {gpu.pci for gpu in found}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that
@@ -582,15 +500,11 @@ class NvmlDriver:
                 opened, DRIVER, partial(nvml.gpus_not_listed, self._sys_root, self._described)
             )
 
-        # Register the GPUs at new indexes, and forget those that are not there.
-        places = {gpu.uuid: gpu.index for gpu in found}
-        if (stream := self._stream) is not None:
-            here = {*places, *(fault.gpu for fault in faults if not fault.lost)}
-            stream.obstacles = {gpu: why for gpu, why in stream.obstacles.items() if gpu in here}
-            await self._register(opened, stream, places)
+        if self._stream is not None:
+            await self._register(opened, self._stream, {gpu.uuid: gpu.index for gpu in found})
 
         self._session.check(opened)
-        return Scan(opened.driver_version, tuple(found), faults)
+        return Scan(opened.driver_version, tuple(found), tuple(faults))
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Probe one GPU. Raises DriverMissing, DriverError."""
@@ -640,10 +554,9 @@ class NvmlDriver:
         self._session.withheld = ""
 
     def check(self) -> None:
-        """Raise DriverMissing: a package replaced or removed the library in use; blocks nothing.
+        """Raise DriverMissing: a package replaced the library in use; blocks nothing.
 
-        Containers get what lies there now, and the kernel module is that of the library in use. An
-        upgrade removes the library and writes it again, so one look without it says nothing.
+        Containers get what lies there now, and the kernel module is that of the library in use.
         """
         other = self._session.current and nvml.successor(self._library, self._find())
         if other:
@@ -651,16 +564,6 @@ class NvmlDriver:
                 f"The driver's library was replaced by {other}, and the kernel module is still "
                 "that of the former one, so a new container's CUDA fails with a version mismatch",
                 remedy="drain the node and reboot it, or reload the module [P-DRIVER]",
-            )
-
-        gone = self._session.current and nvml.removed(self._library)
-        self._there_at = self._there_at if gone else self._now()
-
-        if self._now() - self._there_at >= REMOVED_AFTER:
-            raise DriverMissing(
-                f"The driver's library {gone} was removed, so a container that starts now gets no "
-                "driver",
-                remedy="install the driver again, or drain the node and reboot it [P-DRIVER]",
             )
 
     async def renew(self) -> bool:
@@ -679,7 +582,7 @@ class NvmlDriver:
     async def _each(
         self, opened: OpenedSession, places: Mapping[str, int], work: Callable[[str, int], T]
     ) -> dict[str, T | GpuError | DriverError]:
-        """Call `work` with each name and index at once. Returns the answers and failures."""
+        """Call `work` with each name and index at once. Returns all answers and failures."""
         answers: dict[str, T | GpuError | DriverError] = {}
 
         async def one(name: str, index: int) -> None:
@@ -692,7 +595,7 @@ class NvmlDriver:
             for name, index in places.items():
                 tasks.create_task(one(name, index))
 
-        return answers
+        return {name: answers[name] for name in places}
 
     async def _describe(
         self, opened: OpenedSession, places: Mapping[str, int]
@@ -714,7 +617,7 @@ class NvmlDriver:
                 faults.append(GpuFault(name, text, answer.trouble, places[name]))
 
         self._session.check(opened)
-        return sorted(found, key=by_index), sorted(faults, key=by_index)
+        return found, faults
 
     async def _places(self, opened: OpenedSession) -> dict[str, int]:
         """The indexes that may be opened, by name."""
@@ -727,16 +630,13 @@ class NvmlDriver:
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
         """The GPUs with the links between them, read once for each set of GPUs in a session."""
         if opened.links.keys() != {gpu.uuid for gpu in gpus}:
-            opened.links = {}  # without those that fail, so the next scan reads them again
             places = {str(gpu.uuid): gpu.index for gpu in gpus}
-            work = partial(nvml.link_row, self._library, self._table, gpus)
-            for name, answer in (await self._each(opened, places, work)).items():
-                if isinstance(answer, tuple):
-                    opened.links[GpuUuid(name)] = answer
-                else:
-                    log.info("driver.links_unknown", gpu=name, err=str(answer))
+            work = partial(nvml.links_of, self._library, self._table, gpus)
+            answers = await self._each(opened, places, work)
+            # Without those that fail, so the next scan reads them again.
+            opened.links = {name: row for name, row in answers.items() if isinstance(row, tuple)}
 
-        return [nvml.linked(gpu, gpus, opened.links) for gpu in gpus]
+        return [msgspec.structs.replace(gpu, links=opened.links.get(gpu.uuid, ())) for gpu in gpus]
 
     # Events.
 
@@ -766,7 +666,8 @@ class NvmlDriver:
     def _stream(self) -> EventStream | None:
         """The stream at which GPUs can be registered."""
         stream = self._session.stream
-        return stream if stream is not None and stream.is_open else None
+        has_set = stream is not None and stream.event_set is not None and stream.failure is None
+        return stream if has_set else None
 
     async def _register(
         self, opened: OpenedSession, stream: EventStream, places: Mapping[str, int]
@@ -775,16 +676,16 @@ class NvmlDriver:
         wanted = {
             name: index for name, index in places.items() if stream.obstacles.get(name, "new")
         }
-        known = stream.known
 
         def register(name: str, index: int) -> Registered:
             return stream.register(partial(self._table.open, name, index))
 
         for name, answer in (await self._each(opened, wanted, register)).items():
             if isinstance(answer, GpuError):
-                stream.settle(name, answer.text)
-            elif not isinstance(answer, DriverError) and stream.known is known:
-                stream.settle(*answer)  # the indexes have not changed since it was asked
+                stream.obstacles[name] = answer.text
+            elif not isinstance(answer, DriverError):
+                uuid, obstacle, address = answer
+                stream.obstacles[uuid], stream.known[address] = obstacle, uuid
 
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""

@@ -11,9 +11,8 @@ import ctypes
 import os
 import queue
 import re
-import struct
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,7 +21,6 @@ import msgspec
 import pynvml
 
 from agent.errors import DriverError, DriverMissing, GpuError, cap
-from agent.kit.tasks import show_thread_name
 from agent.kit.timing import NOISE, Lag
 from agent.model import (
     MIB,
@@ -40,7 +38,6 @@ from agent.model import (
     ProbeOutcome,
     RecoveryAction,
     Trouble,
-    attributed,
 )
 
 T = TypeVar("T")
@@ -141,60 +138,24 @@ def library_below(root: Path | None) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
+def bind(library: NvmlLibrary, path: Path | None) -> None:
     """Make `library` use the file at `path` instead of the soname. May block (dlopen).
 
-    pynvml loads the soname only while its `nvmlLib` is None, so this sets it first and drops the
-    kept function pointers of another library. It resolves links: a new version behind the same link
-    is another library.
+    pynvml loads the soname only while its `nvmlLib` is None, so this sets it first. A library that
+    is loaded stays: to use another one, the agent has to be restarted.
 
-    Raises DriverMissing, and DriverError if another library is loaded that may not be replaced
-    (`anew` is False).
+    Raises DriverMissing.
     """
-    # The loader keeps the file that it has for the soname: to load it again changes nothing.
-    if path is None and library.nvmlLib is not None:
+    if path is None or library.nvmlLib is not None:
         return
-
-    file = Path(os.path.realpath(path)) if path is not None else library_below(Path("/"))
-    if file is None or getattr(library.nvmlLib, "_name", None) == str(file):
-        return
-
-    if library.nvmlLib is not None and not anew:
-        raise DriverError(
-            f"{path} is not the loaded library, from which a call has not returned; the new one "
-            "is used after that call returns"
-        )
 
     try:
-        if file.is_file() and _is_cut_off(file):  # the loader would end the process with SIGBUS
-            raise _refused_by_loader(str(path or file), "its end is missing")
-        if path is None:
-            return  # pynvml loads it, by the soname
-
-        loaded = ctypes.CDLL(str(file))
+        library.nvmlLib = ctypes.CDLL(os.path.realpath(path))
     except OSError as error:
-        raise _refused_by_loader(str(path or file), str(error)) from error
-
-    getattr(library, "_nvmlGetFunctionPointer_cache", {}).clear()
-    library.nvmlLib = loaded
+        raise _refused_by_loader(str(path), str(error)) from error
 
 
-def _is_cut_off(file: Path) -> bool:
-    """Whether an ELF file ends before its table of sections, which is the last part of it.
-
-    Raises OSError. Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
-    """
-    with file.open("rb") as opened:
-        header = opened.read(64)
-
-    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
-        return False  # the loader says what it is
-
-    start, size, count = struct.unpack_from("<Q10x2H", header, 40)
-    return int(start + size * count) > file.stat().st_size
-
-
-def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMissing | None:
+def missing(error: Exception, sys_root: Path) -> DriverMissing | None:
     """What is missing for nvmlInit where the code of `error` does not tell; None: it does.
 
     Without its device files it says that the kernel's module is not loaded. NVIDIA's runtime covers
@@ -203,19 +164,13 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
     if code(error) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         # Why the loader does not take the library that is there; None: there is none. It passes
         # over a file of another architecture as if it were not there.
-        for place in (SONAME, library_below(Path("/"))):
+        for place in filter(None, (SONAME, library_below(Path("/")))):
             try:
-                ctypes.CDLL(str(place or SONAME))
+                ctypes.CDLL(str(place))
             except OSError as refusal:
-                text = str(refusal)
-                if place is not None and (place != SONAME or "No such file" not in text):
-                    return _refused_by_loader(str(place), text)
+                if place != SONAME or "No such file" not in str(refusal):
+                    return _refused_by_loader(str(place), str(refusal))
         return None
-
-    # Another library has the name, such as a stub of a container's image.
-    if code(error) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-        file = getattr(library.nvmlLib, "_name", None) or SONAME
-        return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
 
     is_loaded = (sys_root / "module/nvidia").exists()
     if code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED or not is_loaded:
@@ -255,13 +210,6 @@ def successor(library: NvmlLibrary, path: Path | None, maps: Path = MAPS) -> Pat
     by_link = {file.with_name(SONAME).resolve() for file in ours}
     theirs = {Path(os.path.realpath(path))} if path is not None and ours else by_link
     return next((file for file in sorted(theirs - ours) if file.is_file()), None)
-
-
-def removed(library: NvmlLibrary, maps: Path = MAPS) -> Path | None:
-    """The loaded library if neither it nor the soname's link beside it is there, else None."""
-    ours = _loaded(library, maps)
-    is_there = any(file.is_file() or file.with_name(SONAME).is_file() for file in ours)
-    return None if is_there else min(ours, default=None)
 
 
 def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
@@ -312,29 +260,27 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
     NO_PERMISSION concerns the driver only if the call was not `about_gpu`: a GPU's device file may
     be closed to the agent, or its processes belong to another user.
     """
-    missing = _MISSING.get(code(error))
-    if missing is not None and not (about_gpu and code(error) == pynvml.NVML_ERROR_NO_PERMISSION):
-        reason, remedy = missing
-        return DriverMissing(reason, remedy=remedy)
-
     if code(error) == pynvml.NVML_ERROR_UNINITIALIZED:
         return DriverError("the driver ended the session; a new one begins")
+    if code(error) not in _MISSING or (
+        about_gpu and code(error) == pynvml.NVML_ERROR_NO_PERMISSION
+    ):
+        return None
 
-    return None
+    reason, remedy = _MISSING[code(error)]
+    return DriverMissing(reason, remedy=remedy)
 
 
 def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
     """What the error of a call means for `gpu`, which may be DRIVER."""
-    if isinstance(error, TimeoutError):
-        what, otherwise, found = "the driver does not answer", NO_ANSWER, Trouble.SILENT
-    elif isinstance(error, ValueError):  # the binding could not decode a text
-        what, otherwise, found = "the driver's answer cannot be decoded", "", Trouble.FAILED
-    else:
-        what, otherwise = "the driver answers with an error", f"error {code(error)}"
-        found = _TROUBLES.get(code(error), Trouble.FAILED)
+    is_silent = isinstance(error, TimeoutError)
+    found = Trouble.SILENT if is_silent else _TROUBLES.get(code(error), Trouble.FAILED)
+    text = cap(str(error)) or (NO_ANSWER if is_silent else f"error {code(error)}")
+    if gpu != DRIVER:
+        return CallFailed(gpu, text, found)
 
-    text = cap(str(error)) or otherwise
-    return DriverError(f"{what}: {text}") if gpu == DRIVER else CallFailed(gpu, text, found)
+    what = "does not answer" if is_silent else "answers with an error"
+    return DriverError(f"the driver {what}: {text}")
 
 
 def text_of(value: str | bytes) -> str:
@@ -376,16 +322,11 @@ class GpuThreads:
 
         self._calls: dict[str, _Call] = {}
         """The call about each GPU that waits for a thread, is on one, or has just returned."""
-        self._submitted: list[_Call] = []
-        """The calls of this turn of the loop, which are queued together once it has ended."""
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        """The calls that wait; None ends the thread that takes it."""
+        self._queue: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._inside: set[_Call] = set()
         self._returned: collections.deque[tuple[_Call, Callable[[], None]]] = collections.deque()
         """The calls that have returned, and what hands each answer to its caller."""
         self._threads = 0
-        self._spare = 1
-        """How many threads stay that are in no call."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def call(self, gpu: str, work: Callable[[], T], deadline: float | None = None) -> T:
@@ -407,9 +348,7 @@ class GpuThreads:
         answer: asyncio.Future[T] = self._loop.create_future()
         call = _Call(gpu, work, self._lag.clock() + seconds - NOISE, answer)
         self._calls[gpu] = call
-        # Not before this turn of the loop has ended: beside a running loop, the thread would wait
-        # for the interpreter at each call.
-        self._submitted.append(call)
+        self._queue.put(call)
         self._loop.call_soon(self._dispatch)
 
         async with self._lag.within(seconds):
@@ -425,21 +364,12 @@ class GpuThreads:
 
         return True
 
-    def close(self) -> None:
-        """End all threads; one that hangs stays until it is back or the process ends."""
-        self._spare = 0
-        self._loop.call_soon(self._dispatch)  # after the calls of this turn
-
     def _is_stuck(self, call: _Call) -> bool:
         # By the time in which the loop ran: a starved process blames no GPU.
         return self._lag.clock() >= call.end
 
     def _dispatch(self) -> None:
-        """Queue fresh calls, hand on what has returned, and keep as many threads as are needed."""
-        for call in self._submitted:
-            self._queue.put(call)
-        self._submitted.clear()
-
+        """Hand on what has returned, and start a thread if calls wait for those that hang."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -456,9 +386,6 @@ class GpuThreads:
             call.answer.exception()
 
         if is_empty:
-            for _ in range(self._threads - len(self._inside) - self._spare):
-                self._queue.put(None)
-                self._threads -= 1
             return
 
         # A thread that is in no call takes the next one. A busy machine may let it wait.
@@ -474,10 +401,10 @@ class GpuThreads:
         self._timer = self._loop.call_later(PATIENCE, self._dispatch)
 
     def _make_calls(self) -> None:
-        """Make the calls that wait, until there are threads enough. Runs on a thread."""
-        show_thread_name("nvml calls")
+        """Make the calls that wait, for ever. Runs on a thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            while (call := self._queue.get()) is not None:
+            while True:
+                call = self._queue.get()
                 self._inside.add(call)
                 try:
                     settle = partial(call.answer.set_result, call.work())
@@ -490,9 +417,6 @@ class GpuThreads:
                 if self._queue.empty():
                     self._loop.call_soon_threadsafe(self._dispatch)
 
-            # What waited behind the last call may have been the word to end.
-            self._loop.call_soon_threadsafe(self._dispatch)
-
 
 # Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
 #
@@ -501,17 +425,13 @@ class GpuThreads:
 # the driver.
 
 RELEASED = "it is released: hami-agent recheck takes it back"
-RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
-"""Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
 
 
 class GpuTable:
     """Knows which GPU is at which index, and which may be opened.
 
     - It outlives sessions: a GPU that is slow at the start of one is the same as before.
-    - After the indexes changed, an index names a GPU only once that GPU answered there. Until then
-      an unseen GPU may be at any index that does not answer, and a fault there is assigned to none
-      for certain.
+    - Once the indexes have changed, an index names a GPU only if that GPU answered there.
     - While a GPU is released, only the PCI addresses of the known GPUs are asked: indexes change
       when a GPU goes, and a GPU that was never described may be the released one.
     """
@@ -524,7 +444,7 @@ class GpuTable:
 
         # The threads of the GPUs read these: they are only replaced, never changed.
         self._known: Mapping[GpuUuid, Gpu] = {}
-        """The GPUs as they were described last; with NO_INDEX: unseen since the indexes changed."""
+        """The GPUs as they were described last."""
         self.released: frozenset[GpuUuid] = frozenset()
         """The GPUs that must not be opened."""
 
@@ -553,44 +473,23 @@ class GpuTable:
         # When GPUs come or go, an index that was right a minute ago can name another GPU.
         fits = self._seen_count in {0, self.count} and all(
             self.name(gpu.index) in {gpu.uuid, f"{NAMELESS}{gpu.index}"}
-            and self._known.get(gpu.uuid, gpu).index in {gpu.index, NO_INDEX}
+            and self._known.get(gpu.uuid, gpu).index == gpu.index
             for gpu in gpus
         )
-        if not fits:
-            self._known = {
-                uuid: msgspec.structs.replace(gpu, index=NO_INDEX)
-                for uuid, gpu in self._known.items()
-            }
-
         self._seen_count = self.count
-        self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
+        self._known = {**(self._known if fits else {}), **{gpu.uuid: gpu for gpu in gpus}}
         return fits
-
-    def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
-        """Name the faults, and add one for each GPU that may be at an index without a name."""
-        unseen = {uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX}
-        named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
-
-        if not any(fault.gpu.startswith(NAMELESS) for fault in named):
-            # Every index has said whose it is: what is still unseen has left the node.
-            self._known = {u: gpu for u, gpu in self._known.items() if u not in unseen}
-            return tuple(named)
-
-        return attributed(named, unseen)
 
     def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> bool:
         """Let no thread open these GPUs from now on. Returns whether none may be opened.
 
-        Raises GpuError for a GPU that was never described, unless all known ones are released with
-        it, or `everything`: then no session can hold it.
+        Raises GpuError for a GPU that was never described, unless `everything` is released: then no
+        session can hold it.
         """
-        are_all = everything or (
-            bool(self._known) and self._known.keys() <= {*uuids, *self.released}
-        )
-        for uuid in uuids:
-            if uuid not in self._known and not are_all:
-                text = "the driver has not described it; only `hami-agent release all` releases it"
-                raise GpuError(uuid, text)
+        unknown = set(uuids) - self._known.keys()
+        if unknown and not everything:
+            text = "the driver has not described it; only `hami-agent release all` releases it"
+            raise GpuError(min(unknown), text)
 
         self.released |= set(uuids)
         return everything or self._known.keys() <= self.released
@@ -611,8 +510,7 @@ class GpuTable:
 
         gpu = self.find(name)
         if name in self.released or gpu is None:
-            text = RELEASED if name in self.released else RECHECK_ALL
-            raise GpuError(name, text)
+            raise GpuError(name, RELEASED)
 
         # sysfs writes four digits of the domain, the library eight.
         domain, _, rest = gpu.pci.partition(":")
@@ -664,7 +562,7 @@ def describe(library: NvmlLibrary, table: GpuTable, sys_root: Path, name: str, i
     )
 
 
-def gpus_not_listed(sys_root: Path, described: Collection[str]) -> tuple[GpuFault, ...]:
+def gpus_not_listed(sys_root: Path, described: Collection[str]) -> list[GpuFault]:
     """The GPUs of the kernel's driver whose address was never `described`; none if sysfs is hidden.
 
     The library passes over a GPU whose device file it cannot open. In a container that is each GPU
@@ -672,9 +570,7 @@ def gpus_not_listed(sys_root: Path, described: Collection[str]) -> tuple[GpuFaul
     """
     bound = {link.name for link in (sys_root / "bus/pci/drivers/nvidia").glob("*:*:*.*")}
     text = "the kernel's driver has it, and its device file is missing or closed to the agent"
-    return tuple(
-        GpuFault(address, text, Trouble.UNLISTED) for address in sorted(bound - set(described))
-    )
+    return [GpuFault(address, text, Trouble.UNLISTED) for address in sorted(bound - set(described))]
 
 
 # Reads the links between GPUs. All functions block and run on the GPU's thread.
@@ -694,25 +590,16 @@ SWITCHES: Final = "switches"
 """Stands for the PCI bus ids of all NVSwitches."""
 
 
-LinkRow = tuple[dict[GpuUuid, PciPath | None], collections.Counter[str]]
-"""One GPU's side of its links: the path to each peer, and the NVLinks to each PCI bus id."""
-
-
-def link_row(
+def links_of(
     library: NvmlLibrary, table: GpuTable, gpus: Iterable[Gpu], uuid: str, index: int
-) -> LinkRow:
+) -> tuple[Link, ...]:
     """Read what connects a GPU to each of `gpus`. Raises NVMLError, GpuError."""
     handle = table.open(uuid, index)
 
-    paths: dict[GpuUuid, PciPath | None] = {}
-    for peer in gpus:
-        if peer.uuid == uuid:
-            continue
-        other, ask = table.open(peer.uuid, peer.index), library.nvmlDeviceGetTopologyCommonAncestor
-        paths[peer.uuid] = _PATHS.get(maybe(library, ask, handle, other))
-
     nvlinks: collections.Counter[str] = collections.Counter()
-    for link in _active_links(library, handle):
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        if not _sign(library, library.nvmlDeviceGetNvLinkState, handle, link):
+            continue  # it is down, or the GPU has no such link
         kind = maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             nvlinks[SWITCHES] += 1
@@ -722,33 +609,15 @@ def link_row(
         if info is not None:
             nvlinks[bus_id(text_of(info.busId))] += 1
 
-    return paths, nvlinks
-
-
-def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
-    """Return `gpu` with its links. Over switches two GPUs share the smaller number of NVLinks."""
     links = []
-    if gpu.uuid in rows:
-        paths, nvlinks = rows[gpu.uuid]
-        for peer in peers:
-            if peer.uuid != gpu.uuid:
-                _, theirs = rows.get(peer.uuid, ({}, {SWITCHES: 0}))
-                shared = min(nvlinks[SWITCHES], theirs[SWITCHES])
-                links.append(Link(peer.uuid, paths[peer.uuid], nvlinks[peer.pci] + shared))
+    for peer in gpus:
+        if peer.uuid != uuid:
+            ask = library.nvmlDeviceGetTopologyCommonAncestor
+            path = _PATHS.get(maybe(library, ask, handle, table.open(peer.uuid, peer.index)))
+            # Over switches a GPU reaches every other one of its board.
+            links.append(Link(peer.uuid, path, nvlinks[peer.pci] + nvlinks[SWITCHES]))
 
-    return msgspec.structs.replace(gpu, links=tuple(links))
-
-
-def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
-    """The NVLinks that are up; a GPU without NVLinks answers that it is unable."""
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if library.nvmlDeviceGetNvLinkState(handle, link):
-                yield link
-        except library.NVMLError as error:
-            if is_unable(error) or code(error) == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                return
-            raise
+    return tuple(links)
 
 
 # Probes and samples a GPU. All functions block and run on the GPU's thread.
@@ -777,9 +646,6 @@ def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )
-
-    if signs.rows_failed:
-        return Probe(uuid, ProbeOutcome.FAILED, "a row of its memory could not be remapped", signs)
 
     return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 

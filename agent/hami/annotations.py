@@ -32,10 +32,9 @@ def parse_int(text: str, bounds: tuple[int, int]) -> int | None:
     return value if value is not None and bounds[0] <= value <= bounds[1] else None
 
 
-# The register annotation of the Node's GPUs in the form for schedulers from 2.8 on.
-#
-# A JSON array of GPUs: fixed key order, zero values absent. Source: HAMi v2.10
-# pkg/device/devices.go, MarshalNodeDevices and UnMarshalNodeDevices.
+# The register annotation of the Node's GPUs in the form for schedulers from 2.8 on: a JSON array of
+# GPUs, fixed key order, zero values absent. Source: HAMi v2.10 pkg/device/devices.go,
+# MarshalNodeDevices and UnMarshalNodeDevices.
 
 WHAT = "register annotation"
 NO_GPU = GpuUuid("")
@@ -127,10 +126,7 @@ def _encode(value: object) -> str:
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
     """Decode the GPUs in the text's order; keys that are not ours are ignored.
 
-    A scheduler refuses more: see agent/sandbox/scheduler/registry.py.
-
-    Raises:
-        MalformedText: not a JSON array of objects, a value of another type or range, or no GPU.
+    A scheduler refuses more: see agent/sandbox/scheduler/registry.py. Raises MalformedText.
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
@@ -171,8 +167,7 @@ def decode_either(text: str) -> tuple[RegisteredGpu, ...]:
 def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
     """Encode the GPUs in the given order, in records of 9 fields.
 
-    A separator inside a name, which would break the text, becomes a space.
-    Source: HAMi v2.10 pkg/device/devices.go, EncodeNodeDevices.
+    A separator inside a name becomes a space. Source: as above, EncodeNodeDevices.
     """
     text = ""
     for gpu in gpus:
@@ -194,17 +189,14 @@ def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
 def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
     """Decode the GPUs in the text's order; empty records are skipped.
 
-    Raises:
-        MalformedText: no `:`, a record without 7 or 9 fields, a number or boolean that Go does not
-            read, a negative index, or no GPU.
+    Raises MalformedText: no `:` or GPU, a record without 7 or 9 fields, a number or boolean that Go
+    does not read, or a negative index.
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
-    if ":" not in text:
-        raise MalformedText(f"{WHAT} has no `:`, which ends each record")
     records = [record for record in text.split(":") if record]
-    if not records:
-        raise MalformedText(f"{WHAT} names no GPU")
+    if not records or ":" not in text:
+        raise MalformedText(f"{WHAT} names no GPU, or has no `:`, which ends each")
     return tuple(_gpu(record, f"{WHAT}, GPU {place}") for place, record in enumerate(records))
 
 
@@ -237,11 +229,9 @@ def _number(text: str, bounds: tuple[int, int], where: str) -> int:
     return value
 
 
-# The handshake annotation: a word and the time when it was written.
-#
-# Source: HAMi v2.10 pkg/scheduler/scheduler.go, register. The times of v2.4 have dots in the date.
-# A scheduler writes its local time without its zone.
-
+# The handshake annotation: a word and the time when it was written. Source: HAMi v2.10
+# pkg/scheduler/scheduler.go, register. The times of v2.4 have dots in the date. A scheduler writes
+# its local time without its zone.
 
 REPORTED = "Reported"
 HANDSHAKE_WORDS = (REPORTED, "Requesting", "Deleted")
@@ -259,10 +249,7 @@ def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
     """Decode the word at the beginning of the text, and the time after it; None: it has none.
 
     The time is naive if the text names no zone. Schedulers act on the word even without a valid
-    time, so such a text is not malformed.
-
-    Raises:
-        MalformedText: the text begins with none of the words.
+    time. Raises MalformedText: the text begins with none of the words.
     """
     word = next(filter(text.startswith, HANDSHAKE_WORDS), "")
     if not word:
@@ -278,17 +265,13 @@ def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
 
 
 def encode_reported(now: dt.datetime) -> str:
-    """Encode the agent's stamp, for schedulers up to and including 2.7.1; `now` is aware.
-
-    They act on the word; the time has Go's form, as HAMi's plugin wrote it.
-    """
+    """Encode the agent's stamp, for schedulers up to and including 2.7.1; `now` is aware."""
     return f"{REPORTED} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 
 
-# The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on.
-#
-# A JSON array of `{"uuid": ..., "score": {"other uuid": points}}`, others sorted by UUID. Source:
-# HAMi v2.10 pkg/device/nvidia/calculate_score.go, pkg/device/devices.go DecodePairScores.
+# The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on. A JSON
+# array of `{"uuid": ..., "score": {"other uuid": points}}`, others sorted by UUID. Source: HAMi
+# v2.10 pkg/device/nvidia/calculate_score.go, pkg/device/devices.go DecodePairScores.
 
 
 def encode_scores(scores: Scores) -> str:
@@ -310,9 +293,6 @@ def read_scores(text: str | None) -> Scores | None:
     except (msgspec.MsgspecError, RecursionError):
         return None
     return {pair.uuid: pair.score for pair in pairs}
-
-
-# Settings of the report to the scheduler.
 
 
 class ReportProfile(enum.StrEnum):
@@ -351,10 +331,8 @@ class ReportSettings(msgspec.Struct, frozen=True):
     ] = False
 
 
-# Computes the register and score annotations of the Node, and compares them with the present ones.
-#
-# The register annotation's form depends on the scheduler's version. The order of GPUs does not
-# count: HAMi's plugin, which may run beside the agent for a while, has another at each scan.
+# Computes the register and score annotations, and compares them with the present ones. The order of
+# GPUs does not count: HAMi's plugin, which may run beside the agent, has another at each scan.
 
 Annotations = Mapping[str, str]
 
@@ -422,34 +400,8 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
         return ()
 
 
-def register_differences(report: NodeReport, faulty: Collection[str] = ()) -> tuple[str, ...]:
-    """Describe how the present register annotation differs, for people.
-
-    Health is not compared: only a serving agent knows it. `faulty`: UUIDs of GPUs that may be named
-    in vain.
-    """
-    if report.register_differs and not report.held:
-        return ("cannot be read",)
-
-    wanted, held = (
-        {gpu.uuid: msgspec.structs.replace(gpu, healthy=True) for gpu in gpus}
-        for gpus in (report.gpus, report.held)
-    )
-    texts = list[str]()
-    for uuid in sorted(wanted | {uuid: gpu for uuid, gpu in held.items() if uuid not in faulty}):
-        pair = held.get(uuid), wanted.get(uuid)
-        words = [
-            word
-            for word in RegisteredGpu.__struct_fields__
-            if len({getattr(gpu, word, None) for gpu in pair}) > 1
-        ]
-        texts += [f"GPU {uuid}: the agent would write another {word}" for word in words[:1]]
-    return tuple(texts)
-
-
-# The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`.
-#
-# Source: HAMi v2.10 pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
+# The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`. Source: HAMi v2.10
+# pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
 
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
@@ -461,10 +413,7 @@ _RFC_3339 = re.compile(
 def decode_node_lock(text: str) -> NodeLock:
     """Decode a lock; its `value` is `text` itself.
 
-    The legacy form, a stamp alone or with `,,` after it, names no owner.
-
-    Raises:
-        MalformedText: the stamp is not an RFC 3339 time, or there are not exactly 1 or 3 parts.
+    The legacy form, a stamp alone or with `,,` after it, names no owner. Raises MalformedText.
     """
     parts = text.split(",")
     if len(parts) not in {1, 3}:
@@ -488,11 +437,7 @@ def encode_stamp(stamp: dt.datetime) -> str:
 
 
 def decode_stamp(text: str) -> dt.datetime:
-    """Parse an RFC 3339 time into an aware one in UTC, truncated to 1 µs.
-
-    Raises:
-        MalformedText: `text` is not such a time.
-    """
+    """Parse an RFC 3339 time into an aware one in UTC, to 1 µs. Raises MalformedText."""
     try:
         if _RFC_3339.fullmatch(text):
             return dt.datetime.fromisoformat(text).astimezone(dt.UTC)
@@ -502,11 +447,7 @@ def decode_stamp(text: str) -> dt.datetime:
 
 
 def held_lock(node: NodeView | None) -> NodeLock | None:
-    """The lock on the Node; None when it is absent or unreadable.
-
-    An unreadable lock proves no pod's right. HAMi's scheduler binds no pod to the node until it is
-    removed.
-    """
+    """The lock on the Node; None when it is absent or unreadable, so that it proves no right."""
     return _lock(node.annotations.get(MUTEX_LOCK)) if node else None
 
 
@@ -525,7 +466,7 @@ def _lock(text: str | None) -> NodeLock | None:
 
 # The devices annotation of a pod: groups of shares, one group for each container.
 #
-# pod = { group ";" } group = { device ":" } device = UUID "," type "," MiB "," percent
+#     pod = { group ";" }  group = { device ":" }  device = UUID "," type "," MiB "," percent
 #
 # Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDevice.
 
@@ -547,11 +488,7 @@ def decode_pod_devices(text: str, *, is_served: bool = False) -> Groups:
     A text that ends in `;`, as HAMi writes it, has an empty last group. The placeholder `,,0,0`,
     which schedulers 2.4 and 2.5 write for a container without GPUs, is skipped; other devices
     without a UUID stay. HAMi accepts any type and negative numbers. `is_served`: the pod gets its
-    GPUs from this agent, and both are refused.
-
-    Raises:
-        MalformedText: fewer than four fields, a number outside int32, or more than LENGTH_LIMIT
-            characters or GROUP_LIMIT groups.
+    GPUs from this agent, and both are refused. Raises MalformedText.
     """
     if len(text) > LENGTH_LIMIT or text.count(";") > GROUP_LIMIT:
         raise MalformedText(
@@ -591,15 +528,11 @@ def _decode_share(text: str, place: int, *, is_served: bool) -> Share:
             f"{where}: {cap(text)!r} has {len(fields)} of 4 fields (UUID, type, MiB, percent)"
         )
     uuid, kind, memory, cores = fields[:4]
-    if is_served and kind != TYPE_WORD:
-        raise MalformedText(
-            f"{where}: {cap(uuid, 64)} is of type {cap(kind, 64)!r}; only type {TYPE_WORD} is "
-            "served here"
-        )
     mib = _number(memory, INT32, f"{where}: memory")
     percent = _number(cores, INT32, f"{where}: cores")
-    if is_served and min(mib, percent) < 0:
+    if is_served and (kind != TYPE_WORD or min(mib, percent) < 0):
         raise MalformedText(
-            f"{where}: GPU {cap(uuid)} has {mib} MiB and {percent} percent; neither may be negative"
+            f"{where}: {cap(uuid, 64)} is of type {cap(kind, 64)!r} with {mib} MiB and {percent} "
+            f"percent; only type {TYPE_WORD} with numbers from 0 on is served here"
         )
     return Share(uuid=GpuUuid(uuid), memory_mib=mib, core_percent=percent)

@@ -9,9 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-# Values: the shared region of HAMi-core's libvgpu.so in one container.
-#
-# Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h.
+# Values. Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h.
 
 MAX_GPUS: Final = 16
 MAX_PROCESSES: Final = 1024
@@ -20,9 +18,8 @@ MAX_PROCESSES: Final = 1024
 class MemoryUse(NamedTuple):
     """Bytes of one GPU's memory, by purpose. `total` is the library's own sum.
 
-    Of one process they can be negative: HAMi-core counts what it frees in the slot of another.
-
-    A named tuple, because a region can have thousands of them and is read every few seconds.
+    Of one process they can be negative: HAMi-core counts what it frees in the slot of another. A
+    named tuple, because a region can have thousands of them.
     """
 
     context: int = 0
@@ -122,11 +119,9 @@ class RegionChange(msgspec.Struct, frozen=True):
     recent_kernel: int | None = None
 
 
-# Reads HAMi-core's shared region from windows of its bytes, and encodes what a host may write.
-#
-# Any process of the container may write anything there: every count is clamped, every text bounded.
-# Source: HAMi-core src/multiprocess/multiprocess_memory_limit.h at the commits of HAMi 2.4.0 to
-# 2.10.
+# Reads HAMi-core's shared region from windows of its bytes, and encodes what a host may write. Any
+# process of the container may write anything there: every count is clamped, every text bounded.
+# Source: the header at the commits of HAMi 2.4.0 to 2.10.
 
 MAGIC: Final = 19920718
 """The flag at offset 0, which the library writes last."""

@@ -7,7 +7,6 @@ for.
 """
 
 import datetime as dt
-import enum
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final
@@ -25,7 +24,6 @@ from agent.health.xids import (
     xid_name,
 )
 from agent.model import (
-    NO_SIGNS,
     Action,
     Cause,
     Condition,
@@ -45,15 +43,6 @@ from agent.model import (
 
 SAME_HICCUP: Final = 4.0
 """Seconds. A probe that fails within this time after a counted failure is the same failure."""
-
-LATELY: Final = 600.0
-"""Seconds for which a failed probe counts."""
-
-IN_A_ROW: Final = 2
-"""This many failures without a passed probe between them make the GPU bad."""
-
-MOST_LATELY: Final = 5
-"""This many failures within LATELY make the GPU bad, even with passed probes between them."""
 
 MOST_DOUBLINGS: Final = 32
 STEP: Final = dt.timedelta(seconds=1)
@@ -81,47 +70,27 @@ _ORDER: Final = (
 )
 """From the least severe to the most severe."""
 
-_END_OF_CAUSE: Final[dict[str, str]] = {
+_ENDS: Final[dict[str, str]] = {
     Cause.RELEASED: "`hami-agent recheck` has to take it back",
     Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
     "runs",
-}
-_END_OF_CONDITION: Final = {
     Condition.LOST: "the driver has to reach it again: reboot the node",
     Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
 }
-"""What ends a cause, or else a condition, that no cool-down ends. Not one mapping: the cause of a
-GPU that was lost and is back is spelled as the condition LOST."""
+"""What ends these two causes, or else a condition, that no cool-down ends."""
 
 UNNAMED: Final = " on a GPU that the driver cannot name"
 BEFORE: Final = "before the boot: "
 
 
-class NextStep(enum.StrEnum):
-    """The end of a health text: what to do, or what happens next.
-
-    `past` removes these ends. The rest of a text may contain the driver's words.
-    """
-
-    NOTHING = ""
-    RESET = "reset it or reboot the node"
-    RESET_FREE = "reset it when it is free"
-    RESET_AGAIN = "it has reported an error since, so it needs another reset"
-    REBOOT = "reboot the node"
-    REBOOT_LATER = "if this lasts, reboot the node"
-    REPLACE = "replace the GPU"
-    REST = "it is served again after the cool-down"
-    RELIEVED = "now the driver says that no reset is needed"
-    FABRIC = "check that nvidia-fabricmanager runs"
-    SAID = "an operator reported that it was reset"
-
-
-_STEPS: Final = {
-    Action.RESET: NextStep.RESET,
-    Action.REBOOT: NextStep.REBOOT,
-    Action.REPLACE: NextStep.REPLACE,
+_STEPS: Final[dict[str, str]] = {
+    Condition.LOST: "if this lasts, reboot the node",
+    Action.RESET: "reset it or reboot the node",
+    Action.REBOOT: "reboot the node",
+    Action.REPLACE: "replace the GPU",
 }
-"""The next step of a GPU, by its action, where nothing else is said."""
+"""The end of a health text: what to do, by the condition or else by the action."""
+RELIEVED: Final = "it needs no reset any more"
 
 
 def verdict(
@@ -130,7 +99,6 @@ def verdict(
     cause: str,
     runbook: str,
     reason: str,
-    then: NextStep | None = None,
     *,
     xid: int | None = None,
     needs: Action = Action.NONE,
@@ -142,11 +110,12 @@ def verdict(
     should do. The stronger of the two is told; WAIT: the condition clears by itself.
     """
     action = max(needs, action, key=[*Action].index)
+    step = _STEPS.get(condition) or _STEPS.get(action, "")
     return Health(
         condition,
         now,
         cause,
-        _sentence(reason, _STEPS.get(action, NextStep.NOTHING) if then is None else then, runbook),
+        _sentence(reason, step, runbook),
         xid,
         needs_reset=needs in {Action.RESET, Action.REBOOT},
         serving=condition not in {Condition.BAD, Condition.LOST},
@@ -167,34 +136,23 @@ def judge(
         return health  # work on the GPU can cause any report
 
     if isinstance(report, DriverEvent):
-        known, fresh = health, _on_event(health, report, now, settings)
+        fresh = _on_event(health, report, now, settings)
     else:
-        known = _with_counters(health, report, now)
-        fresh = _on_probe(known, report, now, settings)
+        fresh = _on_probe(health, report, now, settings)
 
-    if fresh is known:
-        return known
-
-    # A verdict alone does not carry the counts of bouts and failed probes.
-    bouts, recovered_at = known.bouts, known.recovered_at
-    if fresh.ill and not known.ill:
+    # A verdict alone does not carry the count of bouts.
+    bouts, recovered_at = health.bouts, health.recovered_at
+    if fresh.ill and not health.ill:
         # A GPU that fails every hour would otherwise be served for most of the hour, and take the
         # pods of each time with it.
         soon = recovered_at is not None and (
             (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
         )
         bouts, recovered_at = (bouts + 1 if soon else 1), None
-    elif known.ill and not fresh.ill:
+    elif health.ill and not fresh.ill:
         recovered_at = now
 
-    fresh = replace(
-        fresh,
-        bouts=bouts,
-        recovered_at=recovered_at,
-        failures=() if fresh.ill else _lately(known, now),
-        failed_in_row=0 if fresh.ill else known.failed_in_row,
-    )
-
+    fresh = replace(fresh, bouts=bouts, recovered_at=recovered_at)
     return health if fresh == health else fresh
 
 
@@ -221,7 +179,9 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     if health.condition is Condition.OK or health.cause == Cause.OFF:
         return ()
 
-    end = _END_OF_CAUSE.get(health.cause) or _END_OF_CONDITION.get(health.condition)
+    # The cause of a GPU that was lost and is back is spelled as the condition LOST.
+    has_own_end = health.cause in {Cause.RELEASED, Cause.FABRIC}
+    end = _ENDS.get(health.cause if has_own_end else health.condition)
     if end or health.needs_reboot:
         return (end or "a reboot of the node",)
 
@@ -237,18 +197,18 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
 
 
 def past(health: Health) -> str:
-    """The text of a health without its end (NextStep)."""
-    return _sentence(_happened(health), NextStep.NOTHING, health.runbook)
+    """The text of a health without what is to be done."""
+    return _sentence(_happened(health), "", health.runbook)
 
 
 def _happened(health: Health) -> str:
     text = health.text.removesuffix(f" [{health.runbook}]")
-    ends = (f"; {then}" for then in NextStep if then)
+    ends = (f"; {step}" for step in (*_STEPS.values(), RELIEVED))
     return text.removesuffix(next(filter(text.endswith, ends), ""))
 
 
-def _sentence(reason: str, then: NextStep, runbook: str) -> str:
-    text = f"{reason}; {then}" if then else reason
+def _sentence(reason: str, step: str, runbook: str) -> str:
+    text = f"{reason}; {step}" if step else reason
     return f"{text} [{runbook}]" if runbook else text
 
 
@@ -259,7 +219,7 @@ def gravity(health: Health) -> int:
 
 def seconds(health: Health, now: dt.datetime) -> float:
     """Seconds since the cool-down began."""
-    return (now - health.quiet_from).total_seconds()
+    return (now - (health.quiet_since or health.since)).total_seconds()
 
 
 # Events of the driver.
@@ -278,22 +238,16 @@ def _on_event(
         return health
 
     if event.kind is EventKind.ECC_DOUBLE:
-        found = verdict(
-            Condition.BAD, now, Cause.ECC, "H-ECC", "uncorrectable memory error", needs=Action.RESET
-        )
+        text, needs = "uncorrectable memory error", Action.RESET
+        found = verdict(Condition.BAD, now, Cause.ECC, "H-ECC", text, needs=needs)
     else:
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
+        action = Action.REBOOT if is_off else Action.WAIT
         condition, needs = CONSEQUENCES[kind]
+        text = f"XID {xid}: {xid_name(xid)}"
         found = verdict(
-            condition,
-            now,
-            Cause.XID,
-            f"H-{xid:03d}",
-            f"XID {xid}: {xid_name(xid)}",
-            xid=xid,
-            needs=needs,
-            action=Action.REBOOT if is_off else Action.WAIT,
+            condition, now, Cause.XID, f"H-{xid:03d}", text, xid=xid, needs=needs, action=action
         )
 
     if event.uuid is None:
@@ -348,26 +302,18 @@ def again(health: Health, now: dt.datetime) -> Health:
 
 
 def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+    told = partial(verdict, Condition.UNMONITORED, now, action=Action.INSPECT)
     match probe.outcome:
         case ProbeOutcome.PASSED:
-            is_deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
-            fresh = health
-            if not (is_deaf and probe.unmonitored):
-                fresh = _on_passed(health, probe.signs, now, settings)
+            is_deaf = health.cause == Cause.MONITOR and bool(probe.unmonitored)
+            fresh = health if is_deaf else _on_passed(health, probe.signs, now, settings)
             fresh = signed(fresh, probe.signs, now)
             if not probe.unmonitored or fresh.condition not in {Condition.OK, Condition.WATCH}:
                 return fresh
-            return verdict(
-                Condition.UNMONITORED,
-                now,
-                Cause.MONITOR,
-                "H-DEAF",
-                f"the agent does not receive its events: {cap(probe.unmonitored)}",
-                xid=fresh.xid,
-                action=Action.INSPECT,
-            )
+            text = f"the agent does not receive its events: {cap(probe.unmonitored)}"
+            return told(Cause.MONITOR, "H-DEAF", text, xid=fresh.xid)
         case ProbeOutcome.FAILED:
-            return signed(_on_failed(health, probe, now), probe.signs, now)
+            return signed(_on_failed(health, probe, now, settings), probe.signs, now)
         case ProbeOutcome.REFUSED:
             return _on_refused(health, now)
         case ProbeOutcome.LOST:
@@ -379,15 +325,8 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
             if health.ill:
                 # Silence is no recovery: the count of passed probes begins again.
                 return replace(health, passed_probes=0)
-            return verdict(
-                Condition.UNMONITORED,
-                now,
-                Cause.DRIVER,
-                "H-SILENT",
-                f"it does not answer ({cap(probe.text) or 'no reply'})",
-                xid=health.xid,
-                action=Action.INSPECT,
-            )
+            text = f"it does not answer ({cap(probe.text) or 'no reply'})"
+            return told(Cause.DRIVER, "H-SILENT", text, xid=health.xid)
 
 
 def _on_passed(
@@ -398,18 +337,16 @@ def _on_passed(
         return health
 
     if is_joining or health.condition is Condition.UNMONITORED:
+        if health.xid is None:
+            return Health(Condition.OK, since=now)
         # What was reported before it fell silent, or left its fabric, still counts.
-        watched = partial(verdict, Condition.WATCH, now, xid=health.xid)
-        if health.xid is not None:
-            return watched(Cause.XID, f"H-{health.xid:03d}", f"it reported XID {health.xid} before")
-        if _lately(health, now):
-            return watched(Cause.PROBE, "H-PROBE", "a probe failed in the last 10 minutes")
-        return Health(Condition.OK, since=now)
+        said = f"it reported XID {health.xid} before"
+        return verdict(Condition.WATCH, now, Cause.XID, f"H-{health.xid:03d}", said, xid=health.xid)
 
     if health.condition is Condition.LOST:
         return _on_recovered(health, now)
 
-    known = relieved(answered_again(health, signs, now), signs, now)
+    known = relieved(health, signs, now)
     passed = min(known.passed_probes + 1, settings.passes)
     # Neither plugin takes a GPU back: "there is no way to recover from the Unhealthy state"
     # (server.go of NVIDIA's plugin). One passed probe proves little, since a broken GPU answers
@@ -421,22 +358,28 @@ def _on_passed(
     return replace(known, passed_probes=passed)
 
 
-def _on_failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """A single failure makes a GPU watched; too many make it bad."""
-    known = health
-    if probe.signs.rows_failed:  # it has told this sign, so it is neither lost nor refused
-        is_lost = health.condition is Condition.LOST
-        known = _on_recovered(health, now) if is_lost else answered_again(health, probe.signs, now)
-
-    if known.ill:
-        return again(known, now)
+def _on_failed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+    """A failed probe makes an ok GPU watched, and a watched GPU bad."""
+    if health.ill:
+        return again(health, now)
+    if health.silent:
+        # A driver that comes back answers for one GPU after the other.
+        return aged(health, now, settings)
+    # The probes of all services meet the same hiccup of the driver within one round.
+    if health.cause == Cause.PROBE and seconds(health, now) < SAME_HICCUP:
+        return health
 
     error = cap(probe.text) or "an error"
-    found = partial(verdict, now=now, cause=Cause.PROBE, runbook="H-PROBE", xid=known.xid)
-    if is_failing(known, now):
+    found = partial(verdict, now=now, cause=Cause.PROBE, runbook="H-PROBE", xid=health.xid)
+    if is_failing(health):
         return found(Condition.BAD, reason=f"probes fail: {error}", action=Action.INSPECT)
 
-    return worse(known, found(Condition.WATCH, reason=f"a probe failed: {error}"))
+    return found(Condition.WATCH, reason=f"a probe failed: {error}")
+
+
+def is_failing(health: Health) -> bool:
+    """Whether another failed probe is one too many to serve the GPU."""
+    return health.condition is Condition.WATCH
 
 
 def _on_refused(health: Health, now: dt.datetime) -> Health:
@@ -450,15 +393,9 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
         return again(_on_recovered(health, now) if is_lost else health, now)
 
     after = "" if health.xid is None else f" (after XID {health.xid})"
-    return verdict(
-        Condition.BAD,
-        now,
-        Cause.REFUSED,
-        _incident(health, "H-RESET"),
-        f"the driver refuses calls for it until it is reset{after}",
-        xid=health.xid,
-        needs=Action.RESET,
-    )
+    text = f"the driver refuses calls for it until it is reset{after}"
+    runbook, needs = _incident(health, "H-RESET"), Action.RESET
+    return verdict(Condition.BAD, now, Cause.REFUSED, runbook, text, xid=health.xid, needs=needs)
 
 
 def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
@@ -474,7 +411,6 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
         # The id of what needed a reset stays, so that its return is told as that reset.
         health.runbook if health.needs_reset else _incident(health, "H-LOST"),
         f"the driver no longer reaches it ({reason or 'no reason given'})",
-        NextStep.REBOOT_LATER,
         xid=health.xid,
         # Being back implies a reset, but nobody can reset what the driver does not reach: "GPU is
         # lost. Reboot the system to recover this GPU" (nvidia-smi).
@@ -485,18 +421,9 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
 
 def _on_recovered(health: Health, now: dt.datetime) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
-    needs = _need(health)
-    # With these ids nobody was asked for a reset.
-    was_reset = needs is Action.NONE and health.runbook not in {"H-LOST", "H-079"}
+    said, needs = "it was lost and is back", _need(health)
     back = verdict(
-        Condition.BAD,
-        now,
-        Cause.LOST,
-        health.runbook,
-        "it was reset and is back" if was_reset else "it was lost and is back",
-        {Action.NONE: NextStep.REST, Action.RESET: NextStep.RESET_AGAIN}.get(needs),
-        xid=health.xid,
-        needs=needs,
+        Condition.BAD, now, Cause.LOST, health.runbook, said, xid=health.xid, needs=needs
     )
     return replace(back, passed_probes=1)
 
@@ -510,33 +437,6 @@ def _need(health: Health) -> Action:
 def _incident(health: Health, runbook: str) -> str:
     """The id of what goes on: that of the XID with which it began, else `runbook`."""
     return runbook if health.xid is None else f"H-{health.xid:03d}"
-
-
-def _with_counters(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
-    if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
-        return replace(health, failed_in_row=0)
-
-    # The probes of all services meet the same hiccup of the driver within one round.
-    is_echo = health.failures and (now - health.failures[-1]).total_seconds() < SAME_HICCUP
-    if probe.outcome is not ProbeOutcome.FAILED or health.ill or is_echo:
-        return health
-
-    return replace(
-        health,
-        failures=(*_lately(health, now), now)[-MOST_LATELY:],
-        failed_in_row=min(health.failed_in_row + 1, IN_A_ROW),
-    )
-
-
-def _lately(health: Health, now: dt.datetime) -> tuple[dt.datetime, ...]:
-    """The times of the failed probes that still count."""
-    return tuple(at for at in health.failures if (now - at).total_seconds() < LATELY)
-
-
-def is_failing(health: Health, now: dt.datetime) -> bool:
-    """Whether too many probes failed to serve the GPU."""
-    return health.failed_in_row >= IN_A_ROW or len(_lately(health, now)) >= MOST_LATELY
 
 
 # What a GPU tells of itself.
@@ -571,9 +471,9 @@ def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | No
         return ill(Cause.ADVICE, "H-ADVICE", text, needs=needs)
 
     if not has_joined(signs):
-        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), so no program "
-        step, action = NextStep.FABRIC, Action.INSPECT
-        return ill(Cause.FABRIC, "H-FABRIC", f"{text}runs on it", step, action=action)
+        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}); check that "
+        text += "nvidia-fabricmanager runs"
+        return ill(Cause.FABRIC, "H-FABRIC", text, action=Action.INSPECT)
 
     if signs.rows_failed:
         text = "memory rows could not be remapped: no spare rows are left"
@@ -583,16 +483,8 @@ def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | No
         return None
 
     # It runs without them, so it is served until somebody has time to reset it.
-    return verdict(
-        Condition.WATCH,
-        now,
-        Cause.MEMORY,
-        "H-ROWS",
-        "memory rows or pages wait for a reset to be replaced",
-        NextStep.RESET_FREE,
-        xid=xid,
-        action=Action.RESET,
-    )
+    text, action = "memory rows or pages wait for a reset to be replaced", Action.RESET
+    return verdict(Condition.WATCH, now, Cause.MEMORY, "H-ROWS", text, xid=xid, action=action)
 
 
 def has_joined(signs: GpuSigns) -> bool:
@@ -604,25 +496,17 @@ def has_joined(signs: GpuSigns) -> bool:
 
 
 def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """End the need for a reset if the driver reports that no action is needed."""
-    if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
-        return health
+    """End the need for a reset if the driver says that no action is needed.
 
-    said = _happened(health).replace("driver says", "driver said", 1)
-    return _after_reset(health, now, said, NextStep.RELIEVED)
-
-
-def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """End the need for a reset of a refused GPU that answers: the answer proves a reset.
-
-    The need stays if the driver reports that the GPU needs another reset.
+    Also if the driver refused calls for the GPU and answers again, which proves a reset, unless it
+    says that the GPU needs another one.
     """
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
     # boot.
-    if health.cause != Cause.REFUSED or not health.needs_reset or signs.recovery in WANTS:
-        return health
-
-    return _after_reset(health, now, "it was reset: the driver answers for it again", NextStep.REST)
+    was_refused = health.cause == Cause.REFUSED and signs.recovery not in WANTS
+    if was_refused or signs.recovery is RecoveryAction.NONE:
+        return reset_by_word(health, now)
+    return health
 
 
 def reset_by_word(health: Health, now: dt.datetime) -> Health:
@@ -636,18 +520,13 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return replace(health, needs_reset=False)
 
-    return _after_reset(health, now, _happened(health), NextStep.SAID)
-
-
-def _after_reset(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Health:
-    """The health after the need for a reset has ended: its cool-down begins now."""
     return replace(
         health,
         quiet_since=now,
         needs_reset=False,
         passed_probes=0,
         action=Action.WAIT,
-        text=_sentence(reason, then, health.runbook),
+        text=_sentence(_happened(health), RELIEVED, health.runbook),
     )
 
 
@@ -672,8 +551,6 @@ def released(health: Health, now: dt.datetime) -> Health:
         passed_probes=0,
         action=Action.NONE,
         runbook=RUNBOOK,
-        failures=(),
-        failed_in_row=0,
     )
 
 
@@ -728,7 +605,6 @@ def _with_times(health: Health, change: Callable[[dt.datetime], dt.datetime]) ->
         since=change(health.since),
         quiet_since=health.quiet_since and change(health.quiet_since),
         recovered_at=health.recovered_at and change(health.recovered_at),
-        failures=tuple(map(change, health.failures)),
     )
 
 
@@ -779,8 +655,8 @@ Ill = Callable[[GpuUuid], bool]
 
 
 def has_failed(probe: Probe) -> bool:
-    """True if the driver answered the probe with an error and without signs of the GPU."""
-    return probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.LOST} and probe.signs == NO_SIGNS
+    """True if the driver answered the probe with an error, which may be the driver's own."""
+    return probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.LOST}
 
 
 def common_failure(probes: Iterable[Probe], ill: Ill) -> str | None:

@@ -14,7 +14,6 @@ from agent.errors import DriverError, GpuError, cap
 from agent.health import judge
 from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
-from agent.kit.tasks import Allowance
 from agent.kit.timing import Lag, Tally, await_event, loop_time, until_tick
 from agent.model import (
     Cause,
@@ -86,7 +85,7 @@ class EventListener:
             self._opened.clear()
             self._ended_at = loop_time()
             if not has_held:
-                self._note_lost(reason)
+                self._note(reason)
 
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
@@ -100,19 +99,17 @@ class EventListener:
             return False
 
         self.wanted.set()
-        if await await_event(self._opened, within):
-            self._note_restored()
-        else:
-            self._note_lost(self._lost_reason or NOT_OPEN)
+        is_open = await await_event(self._opened, within)
+        self._note("" if is_open else self._lost_reason or NOT_OPEN)
         return True
 
     def obstacle(self) -> str:
         """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
         if self._has_settled():
-            self._note_restored()
+            self._note("")
         elif not self._opened.is_set() and loop_time() - self._ended_at >= SETTLED:
             # The driver may hang at the opening of the next one.
-            self._note_lost(self._lost_reason or NOT_OPEN)
+            self._note(self._lost_reason or NOT_OPEN)
         return self._lost_reason
 
     def _has_settled(self) -> bool:
@@ -122,15 +119,10 @@ class EventListener:
         self._opened_at = loop_time()
         self._opened.set()
 
-    def _note_lost(self, reason: str) -> None:
-        if not self._lost_reason:
+    def _note(self, reason: str) -> None:
+        if reason and not self._lost_reason:
             log.warning("driver.events_lost", err=reason)
         self._lost_reason = reason
-
-    def _note_restored(self) -> None:
-        if self._lost_reason and self._opened.is_set():
-            self._lost_reason = ""
-            log.info("driver.events_back")
 
 
 # Turns driver events and probes into verdicts.
@@ -138,20 +130,14 @@ class EventListener:
 TURNS: Final = 2
 """How many driver deadlines a probe may take: a call ahead of it, and its own call."""
 
-RELEASE_DEADLINE: Final = 8.0
-"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
-
 TICK: Final = 0.001
 """Seconds. Timers can fire a little early."""
 
 SECOND_LOOK: Final = 5.0
 """Seconds from a failed probe to the next one, which decides. It is more than SAME_HICCUP."""
 
-LOOK_PERIOD: Final = 1.0
-"""Seconds between rounds of probes because of XIDs that change no verdict."""
-
-LOG_PERIOD: Final = 1.0
-"""Seconds between lines about XIDs."""
+LOOK_PERIOD: Final = 0.5
+"""Seconds between rounds of probes because of XIDs."""
 
 
 ALL = "all"
@@ -159,13 +145,9 @@ ALL = "all"
 
 
 class GpuRelease(Struct, frozen=True):
-    """The result of a release. `held_by`: pods with slices of these GPUs, as namespace/name.
-
-    `obstacle`: why the agent still holds the GPUs open; empty if it does not.
-    """
+    """The released GPUs. `obstacle`: why the agent still holds them open; empty: it does not."""
 
     gpus: tuple[GpuUuid, ...]
-    held_by: tuple[str, ...] = ()
     obstacle: str = ""
 
 
@@ -234,23 +216,20 @@ class HealthWatch:
         self._reported = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._probed_at = loop_time()
-        self._xid_lines = Allowance(1, LOG_PERIOD)
+        self._listed: set[GpuUuid] = set()
+        """The GPUs of the last scan."""
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
 
         if settings.off:
             self._health = dict.fromkeys(self._health, judge.switched_off(self._now()))
 
-        if any(health.silent and health.serving for health in self._health.values()):
-            self._age_later()
-
         if self._health:
             judged(dict(self._health))
 
     async def run(self) -> None:
-        """Listen, probe and judge for ever. If health checks are off, only publish that."""
+        """Listen, probe and judge for ever, unless health checks are off."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_inventory())
             if not self._settings.off:
                 tasks.create_task(self._listener.run())
                 tasks.create_task(self._judge_reports())
@@ -265,18 +244,17 @@ class HealthWatch:
         if shared is None:
             return None
 
-        is_off, uuid, before = self._settings.off, shared.uuid, self._health_of(shared.uuid)
+        uuid, is_off, now = shared.uuid, self._settings.off, self._now()
+        known = before = self._health_of(uuid)
         if before.cause == Cause.RELEASED:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
-            now = self._now()
-            back = judge.switched_off(now) if is_off else judge.taken_back(before, now)
-            self._publish({uuid: back})
+            known = judge.switched_off(now) if is_off else judge.taken_back(before, now)
             self._changed()
-
         if was_reset:
             # NVML tells nobody of a reset, and an XID before it would count for ever.
-            self._publish({uuid: judge.reset_by_word(self._health_of(uuid), self._now())})
+            known = judge.reset_by_word(known, now)
+        self._publish({uuid: known})
 
         if not is_off:
             await self._listener.ensure_open(LISTEN_FIRST)  # else the GPU is served without events
@@ -305,26 +283,33 @@ class HealthWatch:
         now, obstacle = self._now(), ""
         self._publish({uuid: judge.released(self._health_of(uuid), now) for uuid in uuids})
         try:
-            async with asyncio.timeout(RELEASE_DEADLINE):
-                await self._driver.release(uuids, everything=name == ALL)
-        except (TimeoutError, DriverError, GpuError) as error:
-            # It counts as released all the same: no new container gets it.
-            text = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
-            obstacle = cap(str(error)) or text
+            await self._driver.release(uuids, everything=name == ALL)
+        except (DriverError, GpuError) as error:
+            obstacle = cap(str(error))  # no new container gets it all the same
 
         self._listener.wanted.set()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
 
     def scanned(self, scan: Scan) -> None:
-        """Take in a scan: a GPU that needs a reset and is not listed counts as lost.
+        """Take in a scan: if GPUs have come or gone, all are probed.
 
-        When it is listed again, it was away, which implies a reset. A scan with faults is ignored,
-        because it does not show for certain which GPU is missing.
+        A GPU that needs a reset and is not listed counts as lost. When it is listed again, it was
+        away, which implies a reset. A scan with faults shows for certain no GPU that is missing.
         """
+        listed = {gpu.uuid for gpu in scan.gpus}
+        if listed != self._listed:
+            self._listed = listed
+            self._probe_now.set()
+        if self._settings.off:
+            # Not remembered: health from before the checks were switched off is kept.
+            fresh = set(self._uuids()) - self._health.keys()
+            off = dict.fromkeys(fresh, judge.switched_off(self._now()))
+            self._health.update(off)
+            self._on_judged(off)
+
         if any(fault.trouble is not Trouble.UNLISTED for fault in scan.faults):
             return
 
-        listed = {gpu.uuid for gpu in scan.gpus}
         for uuid, health in self._health.items():
             if health.needs_reset and uuid not in listed:
                 self._note(Probe(uuid, ProbeOutcome.LOST, "the driver no longer lists it"))
@@ -339,53 +324,26 @@ class HealthWatch:
             return
 
         if event.kind is EventKind.XID:
-            # Every XID is counted. The first of each number on a GPU is logged, of others at most
-            # one a second: a storm can have 10,000.
+            # Every XID is counted, and the first of each number on a GPU is logged: a storm can
+            # have 10,000 a second. The kernel's log has each.
             number = event.xid or 0
-            count = self.xid_events.add(event.uuid or "unknown", xid_label(number))
-            left_out = self._xid_lines.admit() if count > 1 else 0
-
-            if left_out is not None:
-                log.info(
-                    "gpu.xid",
-                    gpu=event.uuid,
-                    xid=event.xid,
-                    name=xid_name(number),
-                    suppressed=left_out,
-                )
+            if self.xid_events.add(event.uuid or "unknown", xid_label(number)) == 1:
+                log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=xid_name(number))
 
         self._note(event)
 
     def _note(self, report: DriverEvent | Probe) -> None:
-        """Add a report to the next batch, equal ones once: so a storm is a few events.
-
-        An application's fault says nothing about the GPU.
-        """
-        if isinstance(report, DriverEvent) and self._class_of(report) is XidClass.APPLICATION:
+        """Add a report to the next batch, equal ones once: so a storm is a few events."""
+        # A program's fault says nothing about the GPU.
+        if (
+            isinstance(report, DriverEvent)
+            and report.kind is EventKind.XID
+            and xid_class(report.xid or 0, self._settings) is XidClass.APPLICATION
+        ):
             return
 
         self._waiting[report] = None
         self._reported.set()
-
-    def _class_of(self, event: DriverEvent) -> XidClass | None:
-        """The class of an XID; None: it is another event."""
-        return xid_class(event.xid or 0, self._settings) if event.kind is EventKind.XID else None
-
-    async def _watch_inventory(self) -> None:
-        """Probe at once when a GPU comes, goes or is found lost by a scan."""
-        seen: frozenset[GpuUuid] | None = None
-        async for inventory in self._inventory.follow():
-            fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
-            if self._settings.off and fresh:
-                # Not remembered: health from before the checks were switched off is kept.
-                off = dict.fromkeys(fresh, judge.switched_off(self._now()))
-                self._health.update(off)
-                self._on_judged(off)
-
-            here = frozenset(gpu.uuid for gpu in inventory.gpus if gpu.present)
-            if seen is not None and here != seen:
-                self._probe_now.set()
-            seen = here
 
     # Probes.
 
@@ -398,9 +356,8 @@ class HealthWatch:
             pause = until_tick(self._settings.probe_interval)
 
             # A single failure decides nothing: the second look does, and must not be late.
-            certain = {ProbeOutcome.PASSED, ProbeOutcome.LOST}
-            doubtful = (u for u, probe in probes.items() if probe.outcome not in certain)
-            if any(not (health.ill or health.silent) for health in map(self._health_of, doubtful)):
+            failed = (u for u, probe in probes.items() if probe.outcome is ProbeOutcome.FAILED)
+            if not all(map(self._is_ill, failed)):
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
 
             await await_event(self._probe_now, pause)
@@ -420,13 +377,6 @@ class HealthWatch:
         renewed, unless it was renewed for that before, and they are probed once more.
         """
         probes = await self._round(note)
-        failed = any(map(judge.has_failed, probes.values()))
-        passed = next((u for u, p in probes.items() if p.outcome is ProbeOutcome.PASSED), None)
-
-        # The driver may have failed during the round. Then a GPU that has answered fails now.
-        if failed and passed is not None and judge.has_failed(await self._probe(passed)):
-            probes = await self._round(note)
-
         failure = judge.common_failure(probes.values(), self._is_ill)
         if failure is not None and await self._driver.renew():
             probes = await self._round(note)
@@ -487,13 +437,10 @@ class HealthWatch:
                 self._probe_now.set()  # the probes were made while no event was heard
                 verdicts = self._judged(reports)  # an operator may have released a GPU meanwhile
 
-            moved = self._publish(verdicts)
-            events = [report for report in reports if isinstance(report, DriverEvent)]
-            if events and moved:
-                self._probe_now.set()  # an event came first, so no GPU was probed yet
-            elif any(self._class_of(event) is XidClass.CONTAINED for event in events):
-                # The GPU was watched already. Only a probe reads what the driver now asks for. A
-                # storm of such XIDs causes one round of probes in LOOK_PERIOD.
+            self._publish(verdicts)
+            if any(isinstance(report, DriverEvent) for report in reports):
+                # Only a probe reads what the driver now asks for. A storm of XIDs causes one round
+                # of probes in LOOK_PERIOD.
                 soon = max(loop_time(), self._probed_at + LOOK_PERIOD)
                 asyncio.get_running_loop().call_at(soon, self._probe_now.set)
 
@@ -513,19 +460,19 @@ class HealthWatch:
 
         return verdicts
 
-    def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> bool:
-        """Publish what changed, all at once. Returns whether what people are told changed."""
+    def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> None:
+        """Publish what changed, all at once."""
         changed = {u: health for u, health in verdicts.items() if health != self._health_of(u)}
-        moved = False
         for uuid, new in changed.items():
             old = self._health_of(uuid)
             if new.silent and new.serving and not old.silent:
-                self._age_later()
+                # From now on it is served for `driver_hang` and not longer.
+                delay = self._settings.driver_hang + TICK
+                asyncio.get_running_loop().call_later(delay, self._age)
 
             if (old.condition, old.serving, old.action) == (new.condition, new.serving, new.action):
                 continue
 
-            moved = True
             self.transitions.add(uuid, old.condition.value, new.condition.value)
             if Condition.LOST in {old.condition, new.condition} or old.silent:
                 self._changed()  # it may be gone, or be back with other facts
@@ -546,12 +493,6 @@ class HealthWatch:
             self._health.update(changed)
             self._on_judged(changed)
             self._remember(dict(self._health))
-
-        return moved
-
-    def _age_later(self) -> None:
-        """A GPU that is silent from now on is served for `driver_hang` and not longer."""
-        asyncio.get_running_loop().call_later(self._settings.driver_hang + TICK, self._age)
 
     def _age(self) -> None:
         now = self._now()

@@ -1,4 +1,4 @@
-"""The XIDs: NVIDIA's catalog, complete, and the class of each by the settings for health.
+"""The XIDs of NVIDIA's catalog, and the class of each by the settings for health.
 
 Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.model import Action, Condition
-from agent.setting import HOW, Field, ValueType, WrongValue, duration, shown, text, texts
+from agent.setting import HOW, Field, ValueType, WrongValue, duration, text, texts
 
 FELL_OFF_THE_BUS: Final = 79
 
@@ -42,103 +42,46 @@ CONSEQUENCES: Final[Mapping[XidClass, tuple[Condition, Action]]] = MappingProxyT
 )
 """The condition of the GPU after an XID of the class, and what makes it ok again."""
 
-_CLASSES: Final[Mapping[str, XidClass]] = MappingProxyType(
+UNKNOWN: Final = (XidClass.FATAL, "a driver error")
+"""What is not in the table: as in NVIDIA's plugin it is fatal."""
+
+_TABLE: Final[Mapping[XidClass, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
     {
-        "": XidClass.FATAL,
-        "IGNORE": XidClass.APPLICATION,
-        "RESTART_APP": XidClass.APPLICATION,
-        "RESET_GPU": XidClass.NEEDS_RESET,
-        "RESTART_VM": XidClass.NEEDS_REBOOT,
-        # The restart brings the GPU back on the bus. A GPU that is back has been reset.
-        "RESTART_BM": XidClass.NEEDS_RESET,
-        "CONTACT_SUPPORT": XidClass.FATAL,
-        "CHECK_MECHANICALS": XidClass.FATAL,
-        "CHECK_UVM": XidClass.FATAL,
-        "UPDATE_SWFW": XidClass.FATAL,
-        # The driver's recovery action has changed. The probe that follows at once reads it.
-        "XID_154": XidClass.CONTAINED,
-        "WORKFLOW_XID_45": XidClass.APPLICATION,
-        "WORKFLOW_XID_48": XidClass.NEEDS_RESET,
-        "WORKFLOW_NVLINK_ERR": XidClass.NEEDS_RESET,
-        # The subcode decides, but NVML does not report it. Every driver of these GPUs reports a
-        # recovery action that includes it. The probe that follows at once reads that action.
-        "WORKFLOW_NVLINK5_ERR": XidClass.CONTAINED,
-    }
-)
-"""The class of each immediate action, by its name in the catalog; empty: the catalog gives none."""
-
-_OTHERWISE: Final[Mapping[int, XidClass]] = MappingProxyType(
-    {
-        # The catalog ignores them, but they are signs of wear: watched.
-        63: XidClass.CONTAINED,
-        92: XidClass.CONTAINED,
-        # The application restarts, and the GPU needs a reset at a convenient time: watched.
-        94: XidClass.CONTAINED,
-        # The catalog ignores all subcodes of 147 and 148, and resets the GPU for all of 150.
-        147: XidClass.APPLICATION,
-        148: XidClass.APPLICATION,
-        150: XidClass.NEEDS_RESET,
-        # Information about power smoothing. It does not affect computing.
-        162: XidClass.APPLICATION,
-        163: XidClass.APPLICATION,
-        164: XidClass.APPLICATION,
-        165: XidClass.APPLICATION,
-        # Like 62, for which the catalog has an action.
-        169: XidClass.NEEDS_RESET,
-    }
-)
-"""XIDs whose class differs from the class of their action."""
-
-
-class Xid(msgspec.Struct, frozen=True):
-    """One row of the table; `name` completes the sentence "XID 79: …"."""
-
-    name: str
-    action: str
-    kind: XidClass
-
-
-_NAMES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
-    {
-        "RESTART_APP": {
-            "GPU stopped processing": (8,),
-            "missing hardware was addressed": (11,),
+        # The catalog ignores them or restarts the application. 162 to 165 inform of power
+        # smoothing, which does not affect computing.
+        XidClass.APPLICATION: {
+            "GPU stopped processing": (8, 43),
             "graphics engine exception": (13,),
-            "illegal push buffer stream": (25,),
             "GPU memory page fault": (31,),
-            "corrupted push buffer stream": (32,),
             "copy engine error": (39, 40, 41, *range(70, 73), *range(75, 78), 85, *range(126, 136)),
-            "security engine exception": (60,),
+            "preemptive cleanup after an earlier error": (45,),
             "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
-            "graphics engine class error": (69,),
-            "corrupted data was sent to the GPU": (80,),
             "JPEG decoder error": (82, *range(99, 106)),
             "optical flow engine error": (86, 139),
-            "contained memory error": (94,),
+            "power smoothing has changed": (162, 163, 164, 165),
+            "an error of a program, or a notice": (
+                *(11, 14, 25, 32, 37, 38, 44, 60, 66, 67, 69, 80, 93, 106, 107, 108, 121, 137, 141),
+                *(147, 148, 152, 153, 157, 160, 161),
+            ),
         },
-        "IGNORE": {
-            "injected error": (14,),
-            "driver firmware error": (37, 38),
-            "GPU stopped processing": (43,),
-            "graphics engine fault in a context switch": (44,),
+        # 63 and 92 are signs of wear. After 94 the GPU needs a reset at a convenient time. Of 144
+        # to 149 the subcode decides, but NVML does not report it. Every driver of these GPUs
+        # reports a recovery action that includes it, and 154 is its change: the probe reads it.
+        XidClass.CONTAINED: {
             "row remapping or page retirement was recorded": (63,),
-            "illegal access by the driver": (66, 67),
             "high rate of single-bit ECC errors": (92,),
-            "wear limit of the InfoROM is reached": (93,),
-            "test message": (106, 107),
-            "NVLink remote translation error": (108,),
-            "corrected error of the link to the CPU": (121,),
-            "illegal access over NVLink": (137,),
-            "CUDA fast path error": (141,),
-            "deep learning accelerator error": (152, 153),
-            "resource retirement failed": (157,),
-            "channel retirement was recorded": (160,),
-            "channel retirement failed": (161,),
+            "contained memory error": (94,),
+            "NVLink 5 error": (144, 145, 146, 149),
+            "the driver wants another recovery action": (154,),
         },
-        "RESET_GPU": {
+        # The restart that the catalog wants after 79 brings the GPU back on the bus: it was reset.
+        XidClass.NEEDS_RESET: {
             "GPU stopped processing": (46,),
+            "double-bit ECC error": (48,),
             "internal micro-controller halted": (62,),
             "row remapping or page retirement failed": (64,),
+            "NVLink error": (74,),
+            "the GPU has fallen off the bus": (FELL_OFF_THE_BUS,),
             "uncontained memory error": (95,),
             "context switch timeout": (109,),
             "security fault": (110,),
@@ -147,68 +90,46 @@ _NAMES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
             "link training failed": (136,),
             "unrecovered ECC error": (140,),
             "GPU initialisation failed": (143,),
+            "NVLink 5 error": (150,),
             "NVLink software error": (155,),
             "resource retirement was recorded": (156,),
             "GPU fatal timeout": (158,),
-        },
-        "RESTART_VM": {"key rotation error": (151,)},
-        "RESTART_BM": {"the GPU has fallen off the bus": (FELL_OFF_THE_BUS,)},
-        "CHECK_MECHANICALS": {"auxiliary power is not connected": (54,)},
-        "CHECK_UVM": {"error on the coherent link to the CPU": (159,)},
-        "UPDATE_SWFW": {"vGPU start error": (78,)},
-        "XID_154": {"the driver wants another recovery action": (154,)},
-        "WORKFLOW_XID_45": {"preemptive cleanup after an earlier error": (45,)},
-        "WORKFLOW_XID_48": {"double-bit ECC error": (48,)},
-        "WORKFLOW_NVLINK_ERR": {"NVLink error": (74,)},
-        "WORKFLOW_NVLINK5_ERR": {"NVLink 5 error": tuple(range(144, 151))},
-        "": {
-            "power smoothing is on again": (162,),
-            "power smoothing is off": (163,),
-            "power smoothing is worn": (164,),
-            "power smoothing is worn out": (165,),
-            "error of the encrypted NVLink": (166, 170),
-            "PCIe fatal timeout": (167,),
-            "errors in the protected region of its memory": (168,),
             "security micro-controller halted": (169,),
-            "uncorrectable error in its memory": (171,),
-            "uncorrectable error in its caches": (172,),
         },
-        "CONTACT_SUPPORT": {
+        XidClass.NEEDS_REBOOT: {"key rotation error": (151,)},
+        # The catalog has another action for them, such as to contact the support, or none.
+        XidClass.FATAL: {
             "video encoder error": (47, 65, 73, 142),
-            "framebuffer link training failed": (57,),
-            "framebuffer memory error": (58,),
-            "internal micro-controller error": (59,),
-            "internal micro-controller breakpoint": (61,),
+            "auxiliary power is not connected": (54,),
+            "framebuffer error": (57, 58),
+            "internal micro-controller error": (59, 61),
             "L2 cache error": (90,),
             "firmware flash error": (122, 123, 124),
             "InfoROM file system error": (125,),
-            "an error that the catalog has no name for": (
-                *range(1, 8),
-                *(9, 10, 12, *range(15, 25), *range(26, 31), *range(33, 37), 42),
-                *(*range(49, 54), 55, 56, 81, 87, 91, *range(111, 119), 138),
-            ),
+            "error on the coherent link to the CPU": (159,),
+            "error of the encrypted NVLink": (166, 170),
+            "PCIe fatal timeout": (167,),
+            "uncorrectable memory error": (168, 171, 172),
         },
     }
 )
-"""By catalog action: the agent's name of each error, and its XIDs."""
+"""By class: the agent's name of each error, and its XIDs."""
 
-
-XIDS: Final[Mapping[int, Xid]] = MappingProxyType(
+XIDS: Final[Mapping[int, tuple[XidClass, str]]] = MappingProxyType(
     {
-        number: Xid(name, action, _OTHERWISE.get(number, _CLASSES[action]))
-        for action, names in _NAMES.items()
+        number: (kind, name)
+        for kind, names in _TABLE.items()
         for name, numbers in names.items()
         for number in numbers
     }
 )
-UNKNOWN: Final = "a driver error"
 _MOST_NUMBER: Final = 255
 """The catalog ends below 200. Higher numbers share one metric series."""
 
 
 def xid_name(number: int) -> str:
     """The name of the XID."""
-    return XIDS[number].name if number in XIDS else UNKNOWN
+    return XIDS.get(number, UNKNOWN)[1]
 
 
 def xid_label(number: int) -> str:
@@ -265,7 +186,7 @@ def _class_of(item: str) -> tuple[int, XidClass]:
     xid, _, name = (part.strip() for part in item.partition("="))
     is_xid = xid.isascii() and xid.isdigit() and len(xid) < 6 and 0 < int(xid) <= _MOST_XID
     if not is_xid or name not in [*XidClass]:
-        raise WrongValue(f"expected XID=CLASS with one of {', '.join(XidClass)}", shown(item))
+        raise WrongValue(f"expected XID=CLASS with one of {', '.join(XidClass)}")
     return int(xid), XidClass(name)
 
 
@@ -273,7 +194,7 @@ def _xid_classes(value: object) -> tuple[str, ...]:
     items: tuple[str, ...] = texts(value)
     named = [_class_of(item)[0] for item in items]
     if twice := sorted({xid for xid in named if named.count(xid) > 1}):
-        raise WrongValue(f"expected one class for XID {twice[0]}", "more")
+        raise WrongValue(f"expected one class for XID {twice[0]}")
     return items
 
 
@@ -370,11 +291,11 @@ DEFAULTS: Final = HealthSettings()
 
 
 def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
-    """The class of an XID. As in NVIDIA's plugin, an XID outside the table is fatal."""
+    """The class of an XID."""
     if number in settings.xids:
         return settings.xids[number]
 
-    known = XIDS[number].kind if number in XIDS else XidClass.FATAL
+    known, _ = XIDS.get(number, UNKNOWN)
     switches = read_switches(settings.disabled_xids, settings.enabled_xids)
     every = switches.get(_EVERY_XID)
     is_ignored = every if every is False else switches.get(number, every)

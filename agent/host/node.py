@@ -146,11 +146,6 @@ def _has_containers(below: Iterable[tuple[str, str]]) -> bool:
 KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
 
 
-def is_read_only(directory: Path) -> bool:
-    """Whether the mount that holds the directory refuses writes. Raises OSError."""
-    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
-
-
 def look_at(path: Path) -> PathFacts:
     """Inspect the path, links followed, and why nothing could be written or created there."""
     try:

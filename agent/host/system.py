@@ -93,9 +93,8 @@ class Worker:
 # The state directory: a crash at any step of a replace leaves one complete generation of a file.
 #
 # The order makes it safe: write and sync the new content beside the old, give the old one a second
-# name, sync the directory, rename the new one into place, sync the directory again.
-#
-# One replace is one call on the worker thread: a call for each step would cost more than the steps.
+# name, sync the directory, rename the new one into place, sync the directory again. All is one call
+# on the worker thread.
 
 SIZE_LIMIT = 64 * 1024 * 1024
 """The most bytes of a file that are read."""
@@ -104,17 +103,6 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """How the directory and its files are opened. A pipe in the place of a file does not block."""
-
-ADVICE = {
-    errno.ENOSPC: "free some space there",
-    errno.EDQUOT: "raise the quota or free some space there",
-    errno.EROFS: "mount it read-write",
-    errno.EACCES: "let the agent's user own it",
-    errno.EPERM: "let the agent's user own it",
-    errno.ENOENT: "the directory was removed while the agent ran: restart the agent",
-    errno.EIO: "look for disk errors in the kernel's log",
-}
-"""What to do about an error of the disk."""
 
 
 class DirectoryFiles:
@@ -253,8 +241,8 @@ def _state_errors(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = ADVICE.get(error.errno or 0, "look at the directory and its file system")
         reason = error.strerror or type(error).__name__
+        advice = "look at the directory and its file system; restart the agent if it was removed"
         raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error
 
 
@@ -268,13 +256,8 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
     """
     try:
         # Not is_file(): from Python 3.14 on, a file that cannot be reached is a missing one to it.
-        mode = path.stat().st_mode
-        if not needed and not stat.S_ISREG(mode):
+        if not stat.S_ISREG(path.stat().st_mode) and not needed:
             return None
-
-        # A pipe may block for ever. /dev/stdin may be one.
-        if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
-            raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
 
         with path.open("rb") as file:
             content = file.read(limit + 1)

@@ -133,14 +133,10 @@ class _Emptying:
     def _move(self, name: str, above: int) -> str:
         """Give the directory a name of ours in the top one. Raises OSError."""
         moved = f"{self._ours}-{next(self._numbers)}"
-        try:
-            os.rename(name, moved, src_dir_fd=above, dst_dir_fd=self._top)
-        except PermissionError:
-            # A directory must be writable to get another parent. Our own can be made writable.
-            if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != os.geteuid():
-                raise
-            # A rename in the same parent shows that nothing is mounted there.
-            os.rename(name, moved, src_dir_fd=above, dst_dir_fd=above)
+        # A rename in the same parent shows that nothing is mounted there. Then it is made writable,
+        # which it must be to get another parent.
+        os.rename(name, moved, src_dir_fd=above, dst_dir_fd=above)
+        if above != self._top:
             os.close(open_own(moved, above))
             os.rename(moved, moved, src_dir_fd=above, dst_dir_fd=self._top)
         return moved

@@ -21,14 +21,11 @@ MAX_LINE = 32 * 1024
 """Characters of a line for journald."""
 
 VALUE_LIMIT = 16 * 1024
-"""Characters of one value; the entries of a list or table share them. The register annotation of 16
-GPUs fits beside others."""
+"""Characters of one value, or of all entries of a list or table. The register annotation of 16 GPUs
+fits beside others."""
 
 ITEMS_LIMIT = 64
 """Entries logged of a list or table."""
-
-LEAST = 16
-"""Characters that every entry has at least."""
 
 TRACE_LINES = 100
 """Last lines logged of a traceback: the error is at the end."""
@@ -96,22 +93,21 @@ class _Cleaner:
                 return value
             case Mapping():
                 items = list(value.items())[:ITEMS_LIMIT]
-                each = max(limit // max(2 * len(items), 1), LEAST)
+                each = 1 + limit // max(2 * len(items), 1)
                 return {self._clean(str(key), each): self._fit(item, each) for key, item in items}
             case list() | tuple() | set() | frozenset():
                 entries = list(value)[:ITEMS_LIMIT]
-                each = max(limit // max(len(entries), 1), LEAST)
+                each = 1 + limit // max(len(entries), 1)
                 return [self._fit(entry, each) for entry in entries]
             case _:
                 return self._clean(str(value), limit)
 
     def _trace(self, text: str) -> str:
-        lines = text.splitlines()[-TRACE_LINES:]
-        depths = (len(line) - len(line.lstrip(" ")) for line in lines)
-
+        most = MAX_LINE // TRACE_LINES
+        # Cleaning takes the indentation of a line away.
         return "\n".join(
-            " " * min(depth, 40) + self._clean(line.strip(" "), MAX_LINE // TRACE_LINES)
-            for depth, line in zip(depths, lines, strict=True)
+            cut(line, most) if line.isprintable() else self._clean(line, most)
+            for line in text.splitlines()[-TRACE_LINES:]
         )
 
 

@@ -62,20 +62,15 @@ class _Frame(msgspec.Struct):
     object: msgspec.Raw
 
 
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
-_PAGE: Final = msgspec.json.Decoder(_Page)
-_FRAME: Final = msgspec.json.Decoder(_Frame)
-
-
 def read_object(body: Raw) -> Mapping[str, Any]:
     """Read a whole object. Raises MalformedText."""
-    return _read(_OBJECT, body, "it is not a JSON object")
+    return _read(dict[str, Any], body, "it is not a JSON object")
 
 
-def _read(decoder: msgspec.json.Decoder[T], body: Raw, otherwise: str) -> T:
+def _read(form: type[T], body: Raw, otherwise: str) -> T:
     """What `body` is. Raises MalformedText: `otherwise`."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=form)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedText(otherwise) from error
 
@@ -469,7 +464,7 @@ class KubeSession:
         """
 
         def decode(line: Raw) -> tuple[str, T]:
-            frame = _read(_FRAME, line, "a frame of the watch has no type or no object")
+            frame = _read(_Frame, line, "a frame of the watch has no type or no object")
             if frame.type == "ERROR":
                 code = read_object(frame.object).get("code")
                 raise refused(request.what, code if isinstance(code, int) else 0, frame.object)
@@ -699,7 +694,7 @@ async def fetch_list(
 
 
 def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[_ListMeta, list[T]]:
-    page = _read(_PAGE, body, "it is not a list of objects")
+    page = _read(_Page, body, "it is not a list of objects")
     if not page.metadata.version:
         raise MalformedText("the list has no resourceVersion")
     return page.metadata, [read(item) for item in page.items or ()]

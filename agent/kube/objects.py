@@ -310,10 +310,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 
 
 class KubeApi:
-    """This Node, its condition and its pods at the API server (ports NodeApi and PodApi).
-
-    `resource` is the extended resource whose requests the views of pods count.
-    """
+    """The ports NodeApi and PodApi. The views of pods count requests of `resource`."""
 
     def __init__(self, session: KubeSession, node: str, resource: str = "") -> None:
         self._session = session
@@ -343,10 +340,7 @@ class KubeApi:
     async def annotate_node(
         self, annotations: Mapping[str, str | None], version: str = ""
     ) -> NodeView:
-        """Send one merge patch of these annotations.
-
-        With a resourceVersion, ApiConflict is raised if the Node has another one.
-        """
+        """Send one merge patch. Raises ApiConflict: the Node has another version than this one."""
         expected = {"resourceVersion": version} if version else {}
         body = {"metadata": {"annotations": dict(annotations), **expected}}
         return await self._session.fetch(
@@ -440,14 +434,12 @@ def _shown(kind: str, body: Raw) -> NodeView | None:
 # Posts Events, of which equal ones become a series.
 
 UPDATE_GAP = 60.0
-BURST = 25
-REFILL = 300.0
+BURST, REFILL = 25, 300.0
 """As client-go's spam filter: 25 Events for one object at once, then one every 300 s.
 The Node has these for each reason."""
-PODS_BURST = 220
-PODS_REFILL = 2.0
-"""All pods of the node together: twice as many as a kubelet runs, then one every 2 s. Without this
-limit a tenant could cause Events without end by new pod names."""
+PODS_BURST, PODS_REFILL = 220, 2.0
+"""All pods of the node together: twice as many as a kubelet runs, then one every 2 s. A tenant
+could cause Events without end by new pod names."""
 REMEMBERED = 4096
 
 TEXT_LIMIT = 1024
@@ -465,9 +457,8 @@ class EventSeries(msgspec.Struct):
 class EventPoster:
     """Creates Events of the core API about this Node or one of its pods, and updates their series.
 
-    It sends one object for each series, at a limited rate. `posted` counts by reason and outcome:
-    `create`, `update`, `count` (its series was written less than 60 s ago) and `drop` (the object,
-    or all pods together, used up their rate).
+    `posted` counts by reason and outcome: `create`, `update`, `count` (its series was written less
+    than 60 s ago) and `drop` (the object, or all pods together, used up their rate).
     """
 
     def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
@@ -615,12 +606,10 @@ class Reopening:
 
 # Follows this Node with one WATCH, which is opened again whenever it ends.
 
-FORMER_LIFE = 60.0
-"""Seconds for which a removed lock still proves the right of the pod that it named. A bind can wait
-in the scheduler's queue for longer than the grace period of its lock."""
-
-FORMER_LOCKS = 64
-"""The most former locks that are kept: the scheduler takes fewer than two a second."""
+FORMER_LIFE, FORMER_LOCKS = 60.0, 64
+"""Seconds for which a removed lock still proves the right of the pod that it named, and how many
+are kept. A bind can wait in the scheduler's queue for longer than the grace period of its lock, and
+the scheduler takes fewer than two a second."""
 
 
 class NodeWatch:
@@ -706,9 +695,7 @@ PATIENCE = 5
 """Consecutive failed watches before the agent lists all pods again."""
 LIST_PATIENCE = 2.0
 """Seconds for a LIST that calls wait for. No call waits longer."""
-LISTS = 120
-LISTS_REFILL = 2.0
-OWNERS_REFILL = 0.25
+LISTS, LISTS_REFILL, OWNERS_REFILL = 120, 2.0, 0.25
 """Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
 2 s. A tenant can cause them without end, and each one scans all pods of the cluster. While a lock
 is held its owner may be asking: such LISTs have the same of their own, and four a second, for the
@@ -756,8 +743,8 @@ class PodWatch:
     async def refresh(self, *, is_owners: bool = False) -> PodTable:
         """The table after one LIST that began after this call, or after the first LIST of all.
 
-        Concurrent callers share the LIST. The caller sets the deadline. `is_owners`: the owner of
-        the node lock may be asking. Raises ApiError, also when the allowance is used up.
+        Callers share it, and set the deadline. `is_owners`: the owner of the node lock may be
+        asking. Raises ApiError, also when the allowance is used up.
         """
         if not self._table.value.synced:
             table = await self._table.until(lambda table: table.synced or table.stale)

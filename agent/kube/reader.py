@@ -97,7 +97,6 @@ class PodEventView(msgspec.Struct, frozen=True):
 class ListedPod(msgspec.Struct, frozen=True):
     """A pod of a list, with what commands say of it.
 
-    - `at`: when the kubelet saw it, else when it was created; None if neither can be read.
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
     - `is_other_plugin`: it is another plugin for NVIDIA GPUs, by its name or component.
     - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
@@ -109,9 +108,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     name: str
     node: str = ""
     phase: str = "Pending"
-    reason: str = ""
-    message: str = ""
-    at: dt.datetime | None = None
     is_deleted: bool = False
     is_plugin: bool = False
     is_other_plugin: bool = False
@@ -236,10 +232,6 @@ def decode_listed(pod: JsonObject) -> ListedPod:
         name=text_in(metadata, "name"),
         node=text_in(spec, "nodeName"),
         phase=text_in(status, "phase") or "Pending",
-        reason=text_in(status, "reason"),
-        message=text_in(status, "message"),
-        at=decode_moment(status.get("startTime"))
-        or decode_moment(metadata.get("creationTimestamp")),
         is_deleted=bool(metadata.get("deletionTimestamp")),
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
         is_other_plugin=any(plugin in word for plugin in PLUGINS for word in words),
@@ -360,16 +352,6 @@ class ClusterReader:
             unread=unread,
             is_own_read=is_own_read,
         )
-
-    async def refused(self, namespace: str) -> tuple[ListedPod, ...]:
-        """List the pods that kubelets refused; `namespace` empty: of all namespaces.
-
-        Raises ApiError.
-        """
-        pods = await self.read_list(
-            "pods", decode_listed, namespace=namespace, fields="status.phase=Failed"
-        )
-        return tuple(pod for pod in pods if pod.reason == REFUSED)
 
 
 def _is_troubled(node: ClusterNode) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import msgspec
 import structlog
 from betterproto2 import decode_varint, encode_varint
 from grpclib import GRPCError
@@ -28,6 +27,7 @@ from typing_extensions import override
 
 from agent.errors import (
     AgentError,
+    DirectoryLost,
     KubeletError,
     PermissionFault,
     Refusal,
@@ -37,7 +37,6 @@ from agent.errors import (
     cap,
 )
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Allowance
 from agent.kit.timing import Durations, IdleWaiter, Lag, Tally, loop_time
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
@@ -51,51 +50,35 @@ log = structlog.get_logger(__name__)
 MODE = 0o600
 
 
-class BoundSocket(msgspec.Struct, frozen=True):
-    """A socket of the agent, bound and private (0600), not yet listening."""
+def bind(directory: Path, resource: str, chance: random.Random) -> tuple[Path, socket.socket]:
+    """Bind a private socket with a new name in `directory`; it does not listen yet.
 
-    path: Path
-    sock: socket.socket
-    status: os.stat_result
-    """Of the file: only this file may be deleted."""
-
-    def close(self) -> None:
-        """Close the socket and delete its file, unless that is gone or was replaced."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(self.path.lstat(), self.status):
-                self.path.unlink()
-        self.sock.close()
-
-
-def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
-    """Bind a new name in `directory`. If it is taken, the next try has another one.
+    If the name is taken, the next try has another one.
 
     Raises:
+        DirectoryLost: the directory is read-only.
         PermissionFault: the agent may not write the directory, or others may.
         KubeletError: the directory is missing, or binding failed otherwise.
     """
     path = directory / f"hami-{_tail(resource)}-{chance.getrandbits(32):08x}.sock"
     check_directory(directory)
-    with contextlib.ExitStack() as undo:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        undo.callback(sock.close)
-        try:
-            # The file is created with its mode: a later chmod could follow a link.
-            os.fchmod(sock.fileno(), MODE)
-            sock.bind(os.fspath(path))
-            status = path.lstat()
-        except PermissionError as error:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # The file is created with its mode: a later chmod could follow a link.
+        os.fchmod(sock.fileno(), MODE)
+        sock.bind(os.fspath(path))
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EROFS:
+            # A sandbox that mounts the directory for writing loses the mount when the directory is
+            # removed. A new one in its place is read-only to this process for ever.
+            text = f"{directory} is read-only to this process: restart the agent"
+            raise DirectoryLost(text) from error
+        if isinstance(error, PermissionError):
             text = f"{directory} may not be written: run the agent as root"
             raise PermissionFault(text) from error
-        except OSError as error:
-            text = f"{path} cannot be bound: {error.strerror or error}"
-            raise KubeletError(text) from error
-
-        if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
-            # Another file in its place was put there after the bind.
-            raise KubeletError(f"{path} is not the private socket that was bound there")
-        undo.pop_all()
-    return BoundSocket(path, sock, status)
+        raise KubeletError(f"{path} cannot be bound: {error.strerror or error}") from error
+    return path, sock
 
 
 def check_directory(directory: Path) -> None:
@@ -123,17 +106,16 @@ def _tail(resource: str) -> str:
     return resource.rpartition("/")[2][:24]
 
 
-def sweep(directory: Path, resource: str) -> tuple[str, ...]:
-    """Delete the dead sockets of the agent's earlier servers; return their names.
+def sweep(directory: Path, resource: str) -> None:
+    """Delete the dead sockets of the agent's earlier servers.
 
     Live sockets and those of other plugins stay. No name is used twice: the kubelet may still have
     a record of an earlier one, and a server that stops late would delete its successor's file.
     """
-    ours = directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock")
-    dead = [path for path in sorted(ours) if listens(path) is False]
-    for path in dead:
-        path.unlink(missing_ok=True)
-    return tuple(path.name for path in dead)
+    for path in directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock"):
+        if listens(path) is False:
+            path.unlink(missing_ok=True)
+            log.info("plugin.stale_socket_removed", name=path.name)
 
 
 def listens(path: Path) -> bool | None:
@@ -236,8 +218,6 @@ class PluginCodec(CodecBase):
                     for fields in containers
                 ]
             )
-        if message_type is pluginapi.PreStartContainerRequest:
-            return pluginapi.PreStartContainerRequest(_texts(_fields(data)[_TEXTS_1]))
         return message_type.parse(data)
 
 
@@ -250,7 +230,7 @@ def _fields(data: bytes) -> Mapping[int, list[Any]]:
     at, end = 0, len(data)
     value: Any
     while at < end:
-        # Numbers of one byte, which are those of ids, without a call.
+        # Numbers of one byte, which are those of ids, without a call: that takes 20 times as long.
         tag, at = (data[at], at + 1) if data[at] < 0x80 else decode_varint(data, at)
         match tag & 7:
             case 0:
@@ -379,10 +359,6 @@ CLOSE_DEADLINE = 1.0
 
 SELF_CHECK_DEADLINE = 2.0
 
-UNREAD_LIMIT = 1024 * 1024
-"""Bytes that a peer may leave unread. Lists wait for the peer at 64 KiB, so these are answers of
-HTTP/2 itself, which nothing else bounds."""
-
 _CREDENTIALS = struct.Struct("3i")
 """struct ucred of Linux: process, user, group."""
 
@@ -403,20 +379,15 @@ class Peer(H2Protocol):
     keeps others out; if one connects, the connection is closed before any byte is read or sent.
     """
 
-    def __init__(
-        self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]], refused: Allowance
-    ) -> None:
+    def __init__(self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]]) -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
         self._peers = peers
-        self._refused = refused
         self._transport: asyncio.Transport | None = None
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        uid = peer_uid(transport)
-        if uid not in {0, os.geteuid()} or not isinstance(transport, asyncio.Transport):
-            if (left_out := self._refused.admit()) is not None:
-                log.warning("plugin.peer_refused", uid=uid, more=left_out)
+        is_ours = peer_uid(transport) in {0, os.geteuid()}
+        if not is_ours or not isinstance(transport, asyncio.Transport):
             transport.close()
             return
         super().connection_made(transport)
@@ -424,17 +395,8 @@ class Peer(H2Protocol):
         self._peers.set(self._peers.value | {transport})
 
     @override
-    def data_received(self, data: bytes) -> None:
-        if self._transport is None:  # a refused peer, whose connection is closing
-            return
-        if self._transport.get_write_buffer_size() > UNREAD_LIMIT:
-            self._transport.abort()
-            return
-        super().data_received(data)
-
-    @override
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._transport is None:
+        if self._transport is None:  # a refused peer
             self.handler.close()
             return
         super().connection_lost(exc)
@@ -444,16 +406,15 @@ class Peer(H2Protocol):
 class Incarnation(Server):
     """One gRPC server on one socket. Create it on the loop where it serves."""
 
-    def __init__(self, bound: BoundSocket, plugin: "PluginServer") -> None:
+    def __init__(self, path: Path, sock: socket.socket, plugin: "PluginServer") -> None:
         super().__init__([plugin], codec=PluginCodec())
-        self._bound = bound
+        self._path = path
+        self._sock = sock
         self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
-        # A caller who is refused could cause a flood of log lines.
-        self._refused = Allowance(1, 60.0)
 
     @override
     def _protocol_factory(self) -> H2Protocol:
-        return Peer(super()._protocol_factory(), self._peers, self._refused)
+        return Peer(super()._protocol_factory(), self._peers)
 
     async def serve(self) -> None:
         """Listen, and check by a call that the server answers.
@@ -463,17 +424,16 @@ class Incarnation(Server):
         """
         try:
             # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
-            await self.start(sock=self._bound.sock)
+            await self.start(sock=self._sock)
             async with (
                 Lag().within(SELF_CHECK_DEADLINE),
-                UnixChannel(path=str(self._bound.path)) as channel,
+                UnixChannel(path=str(self._path)) as channel,
             ):
                 stub = pluginapi.DevicePluginStub(channel)
                 await stub.get_device_plugin_options(pluginapi.Empty())
         except (OSError, TimeoutError, GRPCError, StreamTerminatedError) as error:
-            raise KubeletError(
-                f"{self._bound.path} does not answer a call of its own server: {error!r}"
-            ) from error
+            text = f"{self._path} does not answer a call of its own server: {error!r}"
+            raise KubeletError(text) from error
 
     async def stop(self) -> None:
         """Accept no more connections, let the peers leave, cut the others; delete the socket."""
@@ -486,7 +446,9 @@ class Incarnation(Server):
         finally:
             for transport in self._peers.value:
                 transport.abort()
-            self._bound.close()
+            with contextlib.suppress(OSError):  # gone, or the directory is read-only
+                self._path.unlink()
+            self._sock.close()
         if self._server is not None:
             # From 3.12 on, wait_closed also waits for connections; all are closed by now.
             await _ended(self.wait_closed(), CLOSE_DEADLINE, "plugin.close_overdue")
@@ -531,10 +493,10 @@ class PluginServer:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._current: Incarnation | None = None
-        self._is_stopped = False
         self._is_draining = False
         self._ended = Cell(False)
         """Set to end the list streams of the present socket."""
+        self._lost = Cell("")
         self.endpoint = self.served = ""
         self.streams: Cell[int] = Cell(0)
         self.admissions = IdleWaiter()
@@ -550,11 +512,9 @@ class PluginServer:
 
     async def run(self) -> None:
         """Allow serving until cancelled; then stop the server."""
-        self._is_stopped = False
         try:
             await asyncio.Event().wait()
         finally:
-            self._is_stopped = True
             # In a task of its own: in one that is being cancelled, Python before 3.11.3 ends each
             # asyncio.timeout by a cancellation, and the calls under way would be cut off.
             await asyncio.shield(self._retire())
@@ -566,25 +526,30 @@ class PluginServer:
         stream removes the newest registration of its resource. One call at a time.
 
         Raises:
-            PermissionFault, KubeletError: the socket cannot be bound, or does not answer. Then no
-                server runs.
+            DirectoryLost, PermissionFault, KubeletError: the socket cannot be bound, or does not
+                answer. Then no server runs.
         """
         await asyncio.shield(self._retire())  # a caller that is cancelled cuts off no open call
         async with self._turn:
-            if self._is_stopped:
-                raise KubeletError("the plugin server is stopping")
             resource = self._resource.value
-            for name in sweep(self._directory, resource):
-                log.info("plugin.stale_socket_removed", name=name)
-            bound = bind(self._directory, resource, self._chance)
+            sweep(self._directory, resource)
+            try:
+                path, sock = bind(self._directory, resource, self._chance)
+            except DirectoryLost as error:
+                self._lost.set(str(error))
+                raise
             self.served, self._is_draining, self._ended = resource, False, Cell(False)
-            server = Incarnation(bound, self)
+            server = Incarnation(path, sock, self)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)
                 await server.serve()
                 undo.pop_all()
-            self._current, self.endpoint = server, bound.path.name
+            self._current, self.endpoint = server, path.name
             log.info("plugin.serving", endpoint=self.endpoint, resource=resource)
+
+    async def until_lost(self) -> None:
+        """Wait until only a new process can bind a socket. Raises DirectoryLost."""
+        raise DirectoryLost(await self._lost.until(bool))
 
     async def _retire(self) -> None:
         """Finish admissions, end the list streams, and stop the present server.

@@ -57,7 +57,7 @@ class KubeletDirectory:
         self.listeners: list[Callable[[str], None]] = []
 
     async def run(self) -> None:
-        """Follow the directory for ever. Raises KubeletError."""
+        """Follow the directory for ever."""
         async with contextlib.aclosing(self.changes()) as names:
             async for name in names:
                 for hear in self.listeners:
@@ -66,23 +66,14 @@ class KubeletDirectory:
 
     def now(self) -> KubeletEpoch | None:
         """The kubelet instance, read from its socket at this moment."""
-        try:
-            return self.read(self.kubelet)
-        except KubeletError:
-            return self.epoch.value
+        return self.read(self.kubelet)
 
     def read(self, name: str) -> KubeletEpoch | None:
-        """The file `name` as it is now; None: it is not there. Raises KubeletError."""
-        path = self._directory / name
+        """The file `name` as it is now; None: it is not there."""
         try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
+            status = (self._directory / name).stat()
+        except OSError:
             return None
-        except OSError as error:
-            raise KubeletError(
-                f"{path} cannot be looked at: {error.strerror}; let the agent read the kubelet's "
-                "device plugin directory."
-            ) from error
         return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
 
     async def changes(self) -> AsyncGenerator[str, None]:
@@ -91,7 +82,7 @@ class KubeletDirectory:
         The empty name means: any may have changed. It comes first, and after POLL seconds at most;
         every AGAIN seconds while the directory is missing or inotify cannot be used.
         """
-        loop, news, obstacle = asyncio.get_running_loop(), asyncio.Event(), ""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
         with contextlib.ExitStack() as stack:
             # Kept for good: a user has 128 of them, and others may have taken the last one.
             inotify: Inotify | None = None
@@ -103,11 +94,8 @@ class KubeletDirectory:
                         stack.callback(loop.remove_reader, inotify.fd)
                     inotify.add_watch(self._directory, WATCHED)
                     due = loop.time() + until_tick(POLL)
-                except OSError as error:
-                    reason = error.strerror or str(error)
-                    if reason != obstacle:
-                        log.info("watch.polling", directory=str(self._directory), err=reason)
-                    obstacle, due = reason, loop.time() + AGAIN
+                except OSError:
+                    due = loop.time() + AGAIN
                 yield EVERYTHING
 
                 is_over = False
@@ -141,24 +129,12 @@ STABLE_AFTER = 10.0
 FRESH_FOR = 1.0
 """Seconds in which a new kubelet socket that refuses connections is tried every 10 to 50 ms."""
 
-REFUSED_DELAY = 60.0
-"""Seconds until the next Register after a refusal that will not change by itself."""
-
 LOOK_AGAIN = 5.0
 """Seconds between checks of the directory while no change is reported: a plugin that is killed
 leaves its socket file."""
 
 SWEEP_LOOK = 0.5
 """Seconds between checks for the agent's socket file during a Register."""
-
-_LOST = {
-    "stream_lost": "the kubelet's stream ended",
-    "socket_lost": "the agent's socket file is gone",
-    "rival_gone": "another plugin took the resource and is gone",
-    "renamed": "the resource has another name",
-}
-_ALREADY = "already connected"
-_FOR_GOOD = ("is not supported by kubelet", "is invalid")
 
 
 async def register_plugin(kubelet: Path, endpoint: str, resource: str, *, fenced: bool) -> None:
@@ -195,7 +171,7 @@ class RegistrationState(msgspec.Struct, frozen=True):
 
 
 class Registration:
-    """Registers the present name of `resource`. `streams`: the number of open list streams.
+    """Registers the present name of `resource`.
 
     The kubelet never dials again by itself. A second Register beside an open stream costs a
     connection and, up to and including 1.36, the registration. So the agent registers only while no
@@ -212,26 +188,24 @@ class Registration:
         serving: PluginServer,
         directory: KubeletDirectory,
         register: Callable[[str, str], Awaitable[None]],
-        streams: Cell[int],
         chance: random.Random,
     ) -> None:
         self._resource = resource
         self._serving = serving
         self._directory = directory
         self._send = register
-        self._streams = streams
+        self._streams = serving.streams
         self._chance = chance
         self._backoff = Backoff(DELAYS, JITTER, chance)
         self._changes: Cell[int] = Cell(0)
         self._kubelet: KubeletEpoch | None = None
-        self._trigger = "start"
         self._spent = ""
         """The endpoint that the kubelet must not be given again."""
         self._due = self._fresh_until = 0.0
         """The loop times of the next attempt, and until when a new kubelet is tried quickly."""
         self.state: Cell[RegistrationState] = Cell(RegistrationState())
         self.registrations = Tally(
-            "registrations_total", "Register calls that the kubelet accepted.", ("trigger",)
+            "registrations_total", "Register calls that the kubelet accepted."
         )
 
     @property
@@ -245,7 +219,7 @@ class Registration:
         Does nothing while no stream is open: then a registration is under way.
         """
         if self._streams.value > 0:
-            self._trigger, self._spent = "rival_gone", self._serving.endpoint
+            self._spent = self._serving.endpoint
             self._changes.set(self._changes.value + 1)
 
     def heard(self, name: str) -> None:
@@ -259,8 +233,6 @@ class Registration:
             kubelet = self._directory.read(self._directory.kubelet)
             if kubelet is not None and kubelet != self._kubelet:
                 # It starts over, without the delays of the former kubelet instance.
-                if self._kubelet is not None:
-                    self._trigger = "kubelet_restart"
                 self._kubelet = kubelet
                 self._due, self._fresh_until = loop_time(), loop_time() + FRESH_FOR
                 self._backoff.reset()
@@ -312,7 +284,7 @@ class Registration:
             error = failed.exceptions[0]
 
         if error is None:
-            self.registrations.add(self._trigger)
+            self.registrations.add()
             due = loop_time() + STREAM_DEADLINE
             while (
                 self._streams.version == before
@@ -328,16 +300,14 @@ class Registration:
                 self._retry("registration.no_stream", text)
 
         elif self._streams.value == 0:  # an open stream proves a registration despite the error
-            is_refused, text, delay = isinstance(error, RegistrationRefused), _text(error), None
-            if is_refused and _ALREADY in text:
+            delay = None
+            if isinstance(error, RegistrationRefused):
                 # The kubelet's record of this name may stay wrong for ever; a new name has none.
                 self._spent = endpoint
-            if is_refused and any(words in text for words in _FOR_GOOD):
-                delay = REFUSED_DELAY
-            elif not is_refused and loop_time() < self._fresh_until:
+            elif loop_time() < self._fresh_until:
                 # A kubelet that starts has its socket some milliseconds before it takes calls.
                 delay = 0.01 + 0.04 * self._chance.random()
-            text = f"registration with the kubelet failed: {text}"
+            text = f"registration with the kubelet failed: {_text(error)}"
             self._retry("registration.failed", text, delay)
 
     async def _serve(self) -> None:
@@ -346,7 +316,7 @@ class Registration:
         A new kubelet socket alone is no reason to register: it was only touched, because a kubelet
         that starts removes the agent's socket.
         """
-        since, self._trigger = loop_time(), ""
+        since = loop_time()
         text = "registered, the kubelet takes our lists"
         self._publish("registration.serving", text, registered=True)
         while self._is_bound() and self._streams.value > 0:
@@ -355,11 +325,8 @@ class Registration:
         if loop_time() - since >= STABLE_AFTER:
             # It served for a while: this is a new loss, and no reason to wait longer than before.
             self._backoff.reset()
-        # A cause that is known already, such as another plugin, tells more than its effect.
-        if self._serving.served != self._resource.value:
-            self._trigger = "renamed"
-        self._trigger = self._trigger or ("stream_lost" if self._is_bound() else "socket_lost")
-        self._retry("registration.lost", f"{_LOST[self._trigger]}, registering again")
+        lost = "the kubelet's stream ended" if self._is_bound() else "it needs a new socket"
+        self._retry("registration.lost", f"{lost}, registering again")
 
     def _retry(self, event: str, text: str, delay: float | None = None) -> None:
         """Publish why no registration stands, and try again after `delay` or the back-off's."""

@@ -44,11 +44,9 @@ class HostPaths(msgspec.Struct, frozen=True):
     state: Annotated[
         Path, Field("paths.state", path, "Directory of the ledger.", "--state-dir")
     ] = Path("/var/lib/hami-agent")
-
     run: Annotated[
         Path, Field("paths.run", path, "Directory of the lock and the sockets.", "--run-dir")
     ] = Path("/run/hami-agent")
-
     kubelet_socket: Annotated[
         Path,
         Field(
@@ -59,18 +57,18 @@ class HostPaths(msgspec.Struct, frozen=True):
             env=("KUBELET_SOCKET",),
         ),
     ] = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
-
     pod_resources_socket: Annotated[
         Path,
         Field(
-            "paths.podResourcesSocket", path, "Its PodResources socket.", "--pod-resources-socket"
+            "paths.podResourcesSocket",
+            path,
+            "The kubelet's PodResources socket.",
+            "--pod-resources-socket",
         ),
     ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-
     cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree.")] = Path(
         "/sys/fs/cgroup"
     )
-    sysfs: Annotated[Path, Field("paths.sysfs", path, "sysfs, for NUMA nodes.")] = Path("/sys")
 
     @property
     def plugins(self) -> Path:
@@ -91,7 +89,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             env=("NODE_NAME",),
         ),
     ]
-
     kubeconfig: Annotated[
         str | None,
         Field(
@@ -102,7 +99,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             env=("KUBECONFIG",),
         ),
     ] = None
-
     device_config: Annotated[
         str,
         Field(
@@ -116,7 +112,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             profiled=False,
         ),
     ] = "/etc/hami/device-config.yaml"
-
     node_config: Annotated[
         str,
         Field(
@@ -129,7 +124,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             profiled=False,
         ),
     ] = "/etc/hami/config.json"
-
     scheduler: Annotated[
         str,
         Field(
@@ -140,13 +134,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--scheduler",
         ),
     ] = "hami"
-
     plain: PlainSettings | None
     """None: HAMi's scheduler chooses."""
 
     sharing: SharingSettings
     match: MatchSettings
-
     fence: Annotated[
         str,
         Field(
@@ -158,7 +150,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--fence",
         ),
     ] = "none"
-
     hook_path: Annotated[
         Path,
         Field(
@@ -169,13 +160,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             env=("HOOK_PATH",),
         ),
     ] = Path("/usr/local")
-
     library_version: Annotated[
         str, Field("library.version", text, "Mount libvgpu.so.<version> if that file exists.")
     ] = ""
-
     edits: EditSettings
-
     observe: Annotated[
         bool,
         Field(
@@ -186,40 +174,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--observe",
         ),
     ] = False
-
     takeover: Annotated[
         bool,
-        Field(
-            "takeover",
-            boolean,
-            "Serve even if another device plugin of this node serves the same resource. The "
-            "kubelet uses the one that registered last.",
-            "--takeover",
-        ),
+        Field("takeover", boolean, "Serve beside another plugin of the resource.", "--takeover"),
     ] = False
-
     report: ReportSettings
     node_condition: Annotated[
-        bool,
-        Field(
-            "report.nodeCondition",
-            boolean,
-            "Write the Node's condition GpuDegraded. It needs the right to patch nodes/status.",
-        ),
+        bool, Field("report.nodeCondition", boolean, "Write the Node's condition GpuDegraded.")
     ] = False
-
     health: HealthSettings
-
     nvml_library: Annotated[
         str | None,
-        Field(
-            "driver.nvmlLibrary",
-            optional_text,
-            "Path of libnvidia-ml.so.1, if the loader does not find it.",
-            "--nvml-library",
-        ),
+        Field("driver.nvmlLibrary", optional_text, "Path of libnvidia-ml.so.1.", "--nvml-library"),
     ] = None
-
     driver_root: Annotated[
         Path,
         Field(
@@ -231,17 +198,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             other_flags=("--container-driver-root",),
         ),
     ] = Path("/driver-root")
-
     simulate: Annotated[
         str | None,
         Field(
             "driver.simulate",
             optional_text,
-            "Simulated GPUs instead of the driver: PROFILE:COUNT or unix:PATH.",
+            "Simulated GPUs: PROFILE:COUNT or unix:PATH.",
             "--simulate",
         ),
     ] = None
-
     on_no_driver: Annotated[
         str,
         Field(
@@ -254,23 +219,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             other_flags=("--fail-on-init-error",),
         ),
     ] = "wait"
-
     paths: HostPaths
-
     web_address: Annotated[
         str, Field("web.address", text, "Address of the probes and metrics.", "--web-address")
     ] = "127.0.0.1"
-
     web_port: Annotated[
         int,
         Field(
             "web.port",
             whole(0, 65535),
-            "Port of the probes and metrics; 0 takes a free one, which the log names.",
+            "Port of the probes and metrics; 0: any free one.",
             "--web-port",
         ),
     ] = 9394
-
     web_readers: Annotated[
         ReaderPolicy,
         Field(
@@ -280,17 +241,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--web-readers",
         ),
     ] = ReaderPolicy.LOCAL
-
     metric_containers: Annotated[
-        bool,
-        Field(
-            "metrics.containers",
-            boolean,
-            "Name namespace, pod and container in the metrics, with what each container was "
-            "promised of each GPU and what it uses.",
-        ),
+        bool, Field("metrics.containers", boolean, "Name pods and containers in the metrics.")
     ] = True
-
     metric_names: Annotated[
         HamiNames,
         Field(
@@ -301,7 +254,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "double. An agent that observes serves none.",
         ),
     ] = HamiNames.CURRENT
-
     feedback: Annotated[
         bool,
         Field(
@@ -311,7 +263,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "vGPUmonitor does. Set it to false where the monitor runs too: both would write.",
         ),
     ] = True
-
     log_level: Annotated[
         str,
         Field(
@@ -321,13 +272,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "--log-level",
         ),
     ] = "info"
-
     log_format: Annotated[
         str,
         Field(
             "log.format",
             choice("auto", "json", "text"),
-            "JSON lines, readable text, or text on a terminal only.",
+            "auto: text on a terminal, else JSON.",
             "--log-format",
         ),
     ] = "auto"
@@ -382,7 +332,7 @@ HEAD: Final = {
         Field("name", _some_text, "Name in messages."),
         Field(
             "match.nodes",
-            list_of(_some_text, "expected one or more names of nodes", least=1),
+            list_of(_some_text, least=1),
             "Names of nodes; * and ? stand for any characters.",
         ),
         Field(
@@ -419,7 +369,7 @@ def read_setting(field: Field, value: object, where: str, written: str = "") -> 
     try:
         return Setting(field, field.read(value), where)
     except WrongValue as error:
-        found = error.found or written or shown(value)
+        found = written or shown(value)
         raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error
 
 

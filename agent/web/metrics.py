@@ -31,7 +31,7 @@ from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row
 from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels
-from agent.web.server import BuildInfo, Page, Reused
+from agent.web.server import Page, Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
@@ -102,8 +102,10 @@ def _divided(number: int | None, by: float) -> float | None:
 
 
 _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
-    ("version", "python"): {"build_info": "Version and build of this agent; the value is 1."},
-    ("version",): {"driver_info": "Version of the NVIDIA driver; the value is 1."},
+    ("version",): {
+        "build_info": "Version of this agent; the value is 1.",
+        "driver_info": "Version of the NVIDIA driver; the value is 1.",
+    },
     ("condition",): {"ready": "1 for each condition of readiness that holds."},
     ("reason",): {"degraded": "1 for each failing check that pods do not notice."},
     ("gpu", "uuid", "model", "pci", "numa", "mode"): {
@@ -160,23 +162,21 @@ _FORMER: Final = {
 """The name that a family had up to and including 0.1.0. The next release serves both."""
 
 
-def _of_node(
-    build: BuildInfo, facts: StatusFacts, labels: _Named, counted: Collection[str]
-) -> _Measured:
+def _of_node(facts: StatusFacts, labels: _Named, counted: Collection[str]) -> _Measured:
     """The agent, its checks, and which GPU each label means: also others that are `counted`."""
-    yield (build.version, build.python), {"build_info": 1}
+    yield (facts.about.version,), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
 
     for check in facts.checks:
         yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
 
-    for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
+    for shared in facts.inventory.gpus:
         gpu, numa = shared.gpu, "" if shared.gpu.numa is None else str(shared.gpu.numa)
         named = (labels[gpu.uuid], gpu.uuid, gpu.name, gpu.pci, numa, shared.mode)
         yield named, {"gpu_info": 1}
 
-    # A row or a count may name a GPU that left before this process began: it has no other label.
+    # A row or a count may name a GPU that left the inventory: it has no other label.
     for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
         yield (uuid, uuid, "", "", "", ""), {"gpu_info": 1}
 
@@ -350,7 +350,7 @@ _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]
 """The names by the labels of a GPU, or of a container on one, each with its measure and text."""
 
 
-def _of_hami(names: HamiNames, build: BuildInfo, sums: _Sums) -> Iterator[Metric]:
+def _of_hami(names: HamiNames, version: str, sums: _Sums) -> Iterator[Metric]:
     if names is HamiNames.NONE:
         return
 
@@ -362,7 +362,7 @@ def _of_hami(names: HamiNames, build: BuildInfo, sums: _Sums) -> Iterator[Metric
 
     text = "hami build metadata exposed as labels with a constant value of 1."
     labels = ("build_date", "compiler", "go_version", "platform", "revision", "version")
-    yield _family("hami_build_info", text, labels, {("",) * 5 + (build.version,): 1})
+    yield _family("hami_build_info", text, labels, {("",) * 5 + (version,): 1})
 
 
 @dataclasses.dataclass(eq=False)
@@ -373,7 +373,6 @@ class AgentCollector(Collector):
     HAMi's series are served, too.
     """
 
-    build: BuildInfo
     facts: Callable[[], StatusFacts]
     services: Services = ((), (), ())
     names_pods: bool = True
@@ -383,7 +382,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
         facts, (tallies, durations, readings) = self.facts(), self.services
-        labels = gpu_labels(facts.inventory, facts.gone)
+        labels = gpu_labels(facts.inventory)
         running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
         rows = running if self.names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
@@ -399,7 +398,7 @@ class AgentCollector(Collector):
         states = Counter(use.state for use in uses)
         sums = _summed(
             itertools.chain(
-                _of_node(self.build, facts, labels, counted),
+                _of_node(facts, labels, counted),
                 _of_gpus(facts, labels),
                 (((one.value,), {"container_regions": states[one]}) for one in RegionState),
                 _of_rows(facts, labels, given),
@@ -413,7 +412,7 @@ class AgentCollector(Collector):
                     said = f"The former name of {PREFIX}{name}, in this release for the last time."
                     yield _family(PREFIX + former, said, names, sums[name])
 
-        yield from _of_hami(self.hami, self.build, sums)
+        yield from _of_hami(self.hami, facts.about.version, sums)
 
         for name, text, read in readings:
             yield GaugeMetricFamily(PREFIX + name, text, value=read())

@@ -13,8 +13,7 @@ import hashlib
 import ipaddress
 import logging
 import os
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -260,16 +259,10 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
     return web.Response(status=status, text="\n".join(lines) + ending)
 
 
-class BuildInfo(msgspec.Struct, frozen=True):
-    """The versions of the agent, of Python and of the state file."""
-
-    version: str
-    python: str
-    schema: str = ""
-
-    def page(self, _request: web.BaseRequest) -> web.Response:
-        """Answer `/version`."""
-        return web.Response(body=msgspec.json.encode(self), content_type=JSON)
+def as_json(document: Mapping[str, str]) -> Page:
+    """A page that is always this document."""
+    body = msgspec.json.encode(document)
+    return lambda _request: web.Response(body=body, content_type=JSON)
 
 
 # The listeners, and the connections of each.
@@ -327,56 +320,43 @@ async def serve_port(
 async def serve_socket(
     pages: Mapping[str, Page], path: Path, actions: Act | None = None
 ) -> AsyncIterator[None]:
-    """Serve `pages` at a unix socket for the block, as serve_port does.
+    """Serve `pages` at a unix socket for the block; make its directory (0750).
 
-    Only here `actions` are served: the kernel identifies the callers.
+    Only here `actions` are served: the kernel identifies the callers. A socket that is there was
+    left by a dead agent: the lock beside it lets one agent run at a time. At the end the file is
+    removed, unless it was replaced. Raises PermissionFault: it cannot be bound.
     """
     gate = ConnectionGate(pages, actions)
-    with unix_socket(path) as opened:
-        server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
-        log.info("web.listening", path=str(path))
+    try:
+        path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        server = await asyncio.get_running_loop().create_unix_server(
+            gate, path, start_serving=False
+        )
+        bound = _restrict(path)  # in time: no client can connect before it serves
+    except OSError as error:
+        raise PermissionFault(
+            f"{path} cannot be bound: {error.strerror or error}; remove a file that is in its "
+            "place, and let the agent's user own its directory."
+        ) from error
 
-        try:
-            yield
-        finally:
-            await gate.stop(server)
+    await server.start_serving()
+    log.info("web.listening", path=str(path))
+    try:
+        yield
+    finally:
+        await gate.stop(server)
+        _remove(path, bound)
 
 
-@contextlib.contextmanager
-def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """Bind a socket at `path`, not yet listening, for the block; make its directory (0750).
+def _restrict(path: Path) -> os.stat_result:
+    path.chmod(SOCKET_MODE)
+    return path.lstat()
 
-    A socket that is there was left by a dead agent: the lock beside it lets one agent run at a
-    time. At the end the file is removed, unless it was replaced. Raises PermissionFault: another
-    file is there, or the agent may not write the directory.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
-        try:
-            path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-            if path.is_symlink() or (path.exists() and not path.is_socket()):
-                raise PermissionFault(
-                    f"{path} is in the way of the socket and is not a socket: remove it."
-                )
 
-            path.unlink(missing_ok=True)
-            opened.setblocking(False)
-            opened.bind(str(path))
-
-            # No client can connect before listen(), so the mode is set in time.
-            path.chmod(SOCKET_MODE)
-            bound = path.lstat()
-        except OSError as error:
-            raise PermissionFault(
-                f"{path} cannot be bound: {error.strerror or error}; let the agent's user own its "
-                "directory."
-            ) from error
-
-        try:
-            yield opened
-        finally:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(path.lstat(), bound):  # else the next agent serves already
-                    path.unlink()
+def _remove(path: Path, bound: os.stat_result) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.samestat(path.lstat(), bound):  # else the next agent serves there already
+            path.unlink()
 
 
 class _Guest(msgspec.Struct):
@@ -409,7 +389,7 @@ class ConnectionGate(web.Server):
         self._quiet = logging.getLogger(f"{__name__}.clients")
         self._quiet.setLevel(logging.CRITICAL)
         self._guests: dict[web.RequestHandler, _Guest] = {}  # oldest first
-        self._full, self._slow, self._failed = (Allowance(1, TELL_PERIOD) for _ in range(3))
+        self._full, self._failed = Allowance(1, TELL_PERIOD), Allowance(1, TELL_PERIOD)
 
     @override
     def __call__(self) -> web.RequestHandler:
@@ -449,7 +429,7 @@ class ConnectionGate(web.Server):
             closed = self._close(min(candidates, key=lambda other: self._guests[other].is_heard))
             tell(self._full, log.warning, "web.full", connections=CONNECTIONS, peer=closed.source)
 
-        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._too_slow, handler)
+        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._close, handler)
         self._guests[handler] = _Guest(transport, source, timer)
 
     @override
@@ -468,7 +448,7 @@ class ConnectionGate(web.Server):
             guest.is_heard = True
             guest.timer.cancel()
             loop = asyncio.get_running_loop()
-            guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
+            guest.timer = loop.call_later(ANSWER_TIMEOUT, self._close, request.protocol)
 
         try:
             return _ours(await self._respond(request))
@@ -492,9 +472,6 @@ class ConnectionGate(web.Server):
             return plain(405, "Only GET and HEAD are answered.", Allow="GET, HEAD")
 
         return self._pages[request.path](request)
-
-    def _too_slow(self, handler: web.RequestHandler) -> None:
-        tell(self._slow, log.info, "web.client_too_slow", peer=self._close(handler).source)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
         guest = self._guests.pop(handler)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.app.main import tell_systemd, watch_mounts
+from agent.app.main import tell_systemd
 from agent.ledger import Ledger
 from tests.app.front_node import BEFORE, FrontPlaces, joined, runs
 from tests.app.settings_room import SystemdSide
@@ -85,11 +85,7 @@ async def an_agent(ledger: Ledger, handed: Handed, plugins: Path) -> AsyncIterat
     state = msgspec.structs.replace(BEFORE, ledger=ledger)
     front = joined(driver, state, places=places, plugins=str(plugins))
     standing = [run for name, run in runs(front).items() if name not in DOORS | CLIENTS]
-    async with at_work(
-        *standing,
-        lambda: tell_systemd(SystemdSide(), front),
-        lambda: watch_mounts(front.registration.state, plugins),
-    ):
+    async with at_work(*standing, lambda: tell_systemd(SystemdSide(), front)):
         yield
 
 

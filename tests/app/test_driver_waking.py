@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from agent.cli import doctor
-from agent.cli.checks import judge_driver
+from agent.cli.doctor import judge_driver
 from agent.settings.reading import Sources, make_plan
 from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
@@ -90,30 +90,14 @@ async def test_a_look_before_the_start_waits_for_gpus_that_wake(
     assert [("P-DRIVER", "ok")] == [(one.check, one.verdict) for one in found]
 
 
-@pytest.mark.parametrize("runs", [True, False])
-async def test_a_silent_gpu_is_on_offer_until_it_was_silent_for_long(stub_driver, stub, runs):
-    """A running agent offers it for health.driverHang more; before the first start none does."""
-    stub.order([0, 1])
-    stub.hang(slot=0)
-    scan = await stub_driver.scan()
-    driver, note = judge_driver("NVML", scan, "", hang=60.0 * runs)
-    (dead,) = judge_driver("NVML", None, "the driver did not answer within 15 s", hang=60.0 * runs)
-
-    assert ("ok", "note") == (driver.verdict, note.verdict)
-    for one in (note, dead):
-        assert runs is (" once it has not answered for 60 s (health.driverHang)" in one.means)
-    assert runs is ("it is not shared" not in note.advice)
-
-
 async def test_a_gpu_that_never_wakes_is_named_and_the_driver_is_not_said_to_be_missing(
     stub_driver, stub
 ):
     stub.hang(slot=0)
     stub.hang(slot=1)
     stub.hang(slot=2)
-    first, *others = judge_driver("NVML", await stub_driver.scan(), "")
+    (found,) = judge_driver("NVML", await stub_driver.scan(), "", "")
 
-    assert "driver 999.1 answers but describes no GPU" == first.said
-    assert "install" not in first.advice
-    assert [f"GPU index {n}: no answer in time" for n in range(3)] == [one.said for one in others]
-    assert all("it may still be initialising" in one.advice for one in others)
+    assert found.said.startswith("driver 999.1, 0 GPUs: it describes none; ")
+    assert all(f"GPU index {n}: no answer in time" in found.said for n in range(3))
+    assert "it may still be initialising" in found.said

@@ -17,7 +17,6 @@ from agent.model import (
     Trouble,
     slice_id,
 )
-from agent.report import CALM
 from agent.sandbox.hardware import Description, SimulatedHardware
 from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
@@ -64,7 +63,7 @@ async def test_gpus_that_come_and_go_are_listed_registered_and_told(act, within)
         assert [G1, G2] == list(node.groups) == list(node.registered)
         assert [G1, G2] == node.served
         assert (2, True) == node.registered[G2]
-        await asyncio.sleep(CALM + 30)
+        await asyncio.sleep(60)
         changes = [event.text for event in node.told if event.reason == "GpuInventoryChanged"]
         assert [f"no longer shared: GPU 0 ({G0}); shared now: GPU 2 ({G2})"] == changes
 
@@ -84,7 +83,7 @@ async def test_a_gpu_that_answers_as_lost_is_looked_for_at_once_and_leaves_if_it
     ("outcome", "reasons"),
     [
         (None, ["GpuInventoryChanged", "GpuDegradedForPod"]),
-        (ProbeOutcome.LOST, ["GpuUnhealthy", "GpuDegradedForPod"]),
+        (ProbeOutcome.LOST, ["GpuInventoryChanged", "GpuDegradedForPod", "GpuUnhealthy"]),
     ],
 )
 async def test_an_unplugged_gpu_stays_listed_as_unhealthy_until_its_last_pod_ends(outcome, reasons):
@@ -98,8 +97,7 @@ async def test_an_unplugged_gpu_stays_listed_as_unhealthy_until_its_last_pod_end
         assert not node.groups[G1].healthy
         assert slice_id(G1, 12) in node.groups[G1].ids
         assert (1, False) == node.registered[G1]
-        assert outcome or not node.reasons
-        await asyncio.sleep(10 * CALM)
+        await asyncio.sleep(300)
         assert reasons == node.reasons
         await pod_ends(node)
         assert [G0] == list(node.groups) == list(node.registered)
@@ -120,7 +118,7 @@ async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_
         assert ([G0, G1], None) == (node.served, node.front.discovery.problem.value)
         assert {G0: (0, True), G1: (1, True)} == node.registered
         assert ROW == node.front.state.ledger.value.rows[0]
-        await asyncio.sleep(CALM)
+        await asyncio.sleep(30)
         assert ["GpuDriverUnresponsive", "GpuUnhealthy", "GpuDegradedForPod", "GpuRecovered"] == (
             node.reasons
         )
@@ -195,7 +193,7 @@ async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
         driver.gpus.pop()
         driver.faults = [GpuFault(G1, "GPU is lost", Trouble.LOST)]
         driver.outcomes[G1] = ProbeOutcome.LOST
-        await asyncio.sleep(SCANNED + 2 * CALM)
+        await asyncio.sleep(SCANNED + 60)
 
         assert [G0] == node.served
         assert ["GpuUnhealthy"] == node.reasons

@@ -1,15 +1,10 @@
-"""READY waits for the kubelet, not for ever; who cannot write in its directory gives up."""
+"""READY waits for the kubelet, not for ever."""
 
 import asyncio
 import contextlib
-from pathlib import Path
 
-import pytest
-
-from agent.app.main import ANSWER_DEADLINE, ping_watchdog, tell_systemd, watch_mounts
-from agent.errors import DirectoryLost
+from agent.app.main import ANSWER_DEADLINE, ping_watchdog, tell_systemd
 from agent.host.system import Systemd
-from agent.kit.cell import Cell
 from agent.kubelet.register import RegistrationState
 from tests.app.front_node import joined
 from tests.fakes.driver import ScriptedDriver
@@ -17,63 +12,6 @@ from tests.fakes.driver import ScriptedDriver
 
 def elapsed(began: float) -> float:
     return asyncio.get_running_loop().time() - began
-
-
-class Mounts:
-    """Through which the kubelet's directory is seen writable or read-only."""
-
-    def __init__(self, root: Path) -> None:
-        self.path = root / "device-plugins"
-        self.read_only = False
-
-    def look(self, directory: Path) -> bool:
-        directory.stat()
-        return self.read_only
-
-    def change(self, how: str) -> None:
-        if how in {"make", "remove"}:
-            self.path.mkdir() if how == "make" else self.path.rmdir()
-        self.read_only = how == "close" or (how != "open" and self.read_only)
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_lost"),
-    [
-        pytest.param("make remove make", False, id="made anew"),
-        pytest.param("make remove close make", True, id="made anew, and read-only"),
-        pytest.param("make close", False, id="its file system turned read-only"),
-        pytest.param("close make remove make", False, id="never writable"),
-        pytest.param("close open make remove make close", True, id="missing at first"),
-        pytest.param("close make open remove make close", True, id="read-only at first"),
-    ],
-)
-async def test_only_a_written_directory_that_was_removed_and_is_read_only_is_lost(
-    tmp_path, changes, is_lost
-):
-    mounts, loop = Mounts(tmp_path), asyncio.get_running_loop()
-    began, (first, *later) = loop.time(), changes.split()
-    mounts.change(first)
-    for minutes, change in enumerate(later, 1):
-        loop.call_later(60 * minutes, mounts.change, change)
-    end = pytest.raises(DirectoryLost, match=f"^{mounts.path} was created again")
-    with end if is_lost else pytest.raises(TimeoutError):
-        async with asyncio.timeout(60 * len(later) + 30):
-            await watch_mounts(Cell(RegistrationState()), mounts.path, mounts.look)
-
-    assert elapsed(began) >= 60 * len(later)
-
-
-async def test_bad_news_of_the_registration_is_a_reason_to_look_at_once(tmp_path):
-    mounts, state, loop = Mounts(tmp_path), Cell(RegistrationState()), asyncio.get_running_loop()
-    began = loop.time()
-    mounts.change("make")
-    for change in ("remove", "close", "make"):
-        loop.call_later(1, mounts.change, change)
-    loop.call_later(1, state.set, RegistrationState(text="no socket serves"))
-    with pytest.raises(DirectoryLost):
-        await watch_mounts(state, mounts.path, mounts.look)
-
-    assert 1 == pytest.approx(elapsed(began))
 
 
 class HeardSystemd(Systemd):

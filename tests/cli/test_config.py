@@ -9,7 +9,7 @@ from agent.cli.main import dispatch
 
 
 def checked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
-    assert code == dispatch(["config", "check", *words], {"HAMI_AGENT_XYZ": "not looked at"})
+    assert code == dispatch(["config", "check", *words], {})
     out = capsys.readouterr()
     return out.out, out.err
 
@@ -37,48 +37,57 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     for name, text in (("config.yaml", OWN), ("device.yaml", DEVICES), ("config.json", NODES)):
         (tmp_path / name).write_text(text)
-    return ["config.yaml", "device.yaml", "config.json"]
+    return ["config.yaml", "--device-config", "device.yaml", "--nodeconfig", "config.json"]
+
+
+FILES = [
+    ["files.deviceConfig", "device.yaml", "--device-config"],
+    ["files.nodeConfig", "config.json", "--nodeconfig"],
+]
+SCALING = ["sharing.memoryScaling", "1.5", "device.yaml:2:24"]
+
+
+def split_count(count: str, place: str) -> list[str]:
+    return ["sharing.splitCount", count, place]
 
 
 def test_what_all_nodes_get_is_printed_and_what_a_node_gets_by_its_name(files, capsys):
     out, err = checked(capsys, *files, "--node", "gpu-b", "--node", "gpu-z")
-    common = "  sharing.memoryScaling  1.5    device.yaml:2:24"
 
     assert [
-        "gpu-b",
-        "  sharing.splitCount     5      config.json:1:55",
-        common,
-        "gpu-z",
-        "  sharing.splitCount     8      config.yaml:2:15",
-        common,
-        "ok",
-    ] == out.splitlines()
+        ["gpu-b"],
+        *FILES,
+        split_count("5", "config.json:1:55"),
+        SCALING,
+        ["gpu-z"],
+        *FILES,
+        split_count("8", "config.yaml:2:15"),
+        SCALING,
+        ["ok"],
+    ] == [line.split() for line in out.splitlines()]
     assert [
         "hami-agent: warning: device.yaml:3:3: unknown key `deviceColour`",
         "hami-agent: note: what selects by labels is left out: config check has --label KEY=VALUE",
     ] == err.splitlines()
-    assert [
-        "all nodes",
-        "  sharing.splitCount     8      config.yaml:2:15",
-        common,
-        "ok",
-    ] == checked(capsys, *files)[0].splitlines()
+    assert ["all nodes", "  sharing.splitCount  8      config.yaml:2:15", "ok"] == checked(
+        capsys, files[0]
+    )[0].splitlines()
 
 
 def test_labels_of_a_node_decide_its_profiles(files, capsys):
-    words = ("--node", "gpu-a1", "--label", "zone=a")
-    out, _ = checked(capsys, *files, *words)
+    out, _ = checked(capsys, *files, "--node", "gpu-a1", "--label", "zone=a")
 
     assert [
-        "gpu-a1, profile big",
-        "  sharing.splitCount     20     config.yaml:6:27",
-        "  sharing.memoryScaling  1.5    device.yaml:2:24",
-        "ok",
-    ] == out.splitlines()
+        ["gpu-a1,", "profile", "big"],
+        *FILES,
+        split_count("20", "config.yaml:6:27"),
+        SCALING,
+        ["ok"],
+    ] == [line.split() for line in out.splitlines()]
 
 
 def test_a_program_gets_the_same_as_json(files, capsys):
-    out, _ = checked(capsys, *files, "--node", "gpu-b", "--json")
+    out, _ = checked(capsys, *files, "--node", "gpu-b", "-o", "json")
     document = json.loads(out)
     data = document["data"]
 
@@ -89,6 +98,7 @@ def test_a_program_gets_the_same_as_json(files, capsys):
             "name": "gpu-b",
             "profiles": [],
             "settings": [
+                *(dict(zip(("key", "value", "origin"), row, strict=True)) for row in FILES),
                 {"key": "sharing.splitCount", "value": 5, "origin": "config.json:1:55"},
                 {"key": "sharing.memoryScaling", "value": 1.5, "origin": "device.yaml:2:24"},
             ],
@@ -99,7 +109,6 @@ def test_a_program_gets_the_same_as_json(files, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["config.yaml", "config.yaml"], "is the agent's own file, and so is config.yaml"),
         (["none.yaml"], "none.yaml: cannot be read: No such file"),
         (["config.yaml", "--split-count", "0"], "--split-count: sharing.splitCount: expected 1"),
     ],
@@ -108,7 +117,8 @@ def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: 
     assert says in checked(capsys, *words, code=1)[1]
 
 
-def test_without_a_file_the_sources_of_this_host_are_checked(capsys):
+def test_without_a_file_the_sources_of_this_host_are_checked(files, capsys):
+    assert 0 == dispatch(["config", "check", files[0]], {"HAMI_AGENT_XYZ": "not looked at"})
     assert 1 == dispatch(["config", "check"], {"HAMI_AGENT_XYZ": "1"})
     assert "env HAMI_AGENT_XYZ: unknown setting" in capsys.readouterr().err
 
@@ -125,28 +135,29 @@ WRONG = {
     "profiles:\n- {name: p, sharing: {coreScaling: x}}\n- {name: q, match: {node: [a]}}",
     "d.yaml": "nvidia:\n  deviceSplitCount: x\n  deviceMemoryScaling: -1\n"
     "  disableCoreLimit: maybe",
-    "n.json": '{"nodeconfig": [{"name": "a", "devicesplitcount": 0.5}]}',
 }
 
 
 def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monkeypatch, capsys):
-    files = written(tmp_path, monkeypatch, **WRONG)
+    written(tmp_path, monkeypatch, **WRONG)
 
-    out, err = checked(capsys, *files, "--json", code=1)
+    found = []
+    for words in (["c.yaml"], ["--device-config", "d.yaml"]):
+        out, err = checked(capsys, *words, "-o", "json", code=1)
+        errors = json.loads(out)["data"]["errors"]
+        assert [f"hami-agent: {error}" for error in errors] == err.splitlines()
+        found += errors
 
-    errors = json.loads(out)["data"]["errors"]
-    assert [f"hami-agent: {error}" for error in errors] == err.splitlines()
-    expected = [
-        "d.yaml:2:21: sharing.splitCount: expected a whole number, found `x`",
-        "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found `-1`",
-        "d.yaml:4:21: library.disableCoreLimit: expected true or false, found `maybe`",
+    assert found == [
         "c.yaml:1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
         "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
         "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
         "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
         "c.yaml:5:21: a profile cannot set match.node; SETTINGS.md names what it can set",
+        "d.yaml:2:21: sharing.splitCount: expected a whole number, found `x`",
+        "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found `-1`",
+        "d.yaml:4:21: library.disableCoreLimit: expected true or false, found `maybe`",
     ]
-    assert expected == errors
 
 
 def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
@@ -159,25 +170,6 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     assert line.endswith("(and 4 more)")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "place"),
-    [
-        *((name, '{"sharing": {"splitCount": 4}}', "1:28") for name in ("o.yaml", "o")),
-        ("d.yaml", "{nvidia: {deviceSplitCount: 4}}", "1:29"),
-        ("c.yaml", "{sharing: {splitCount: 4}}  # {{ x }}\n", "1:24"),
-        ("-", "nvidia:\n  deviceSplitCount: 4\n", "2:21"),
-    ],
-)
-def test_a_file_is_recognised_by_its_content(tmp_path, monkeypatch, capsys, name, text, place):
-    monkeypatch.setattr("agent.cli.config.STDIN", Path("in"))
-    file = "in" if name == "-" else name
-    written(tmp_path, monkeypatch, **{file: text})
-    out, err = checked(capsys, name, "--node", "n")
-
-    assert "" == err
-    assert f"  sharing.splitCount  4      {file}:{place}" in out.splitlines()
-
-
 SELECTED = {
     "nodeconfig": [
         {"nodelabelselector": {"matchLabels": {"Pool": "x"}}, "devicesplitcount": 4},
@@ -188,7 +180,7 @@ SELECTED = {
 
 
 def test_what_selects_by_labels_needs_labels_and_that_is_told(tmp_path, monkeypatch, capsys):
-    files = written(tmp_path, monkeypatch, **{"n.json": json.dumps(SELECTED)})
+    files = ["--nodeconfig", *written(tmp_path, monkeypatch, **{"n.json": json.dumps(SELECTED)})]
     row = "  sharing.splitCount  {}"
 
     out, err = checked(capsys, *files, "--node", "a")
@@ -202,7 +194,7 @@ def test_what_selects_by_labels_needs_labels_and_that_is_told(tmp_path, monkeypa
     for asked in ((), ("--node", "b")):
         assert "n.json:1:164: sharing.operatingMode" in checked(capsys, *files, *asked, code=1)[1]
 
-    flags = ("--nodeconfig", *files, "--device-config", "", "--node-name", "a")
+    flags = (*files, "--device-config", "", "--node-name", "a")
     assert 0 == dispatch(["config", "show", "--diff", *flags], {})
     shown = capsys.readouterr()
     assert "note: what selects by labels is left out" in shown.err

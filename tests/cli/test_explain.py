@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from agent.cli.support import HINT
 from agent.hami.annotations import encode_stamp
 from tests.fakes.explain_rig import CORDON, REGISTER, ExplainRig, a_gpu, explain_rig, report_of
 
@@ -253,35 +252,6 @@ async def test_a_lock_of_a_living_pod_is_normal_for_seconds(rig: ExplainRig):
     assert "default/other" in answer.gate("binding")["said"]
     rig.lock_node("n1", "other", age=200)
     assert ("binding", "E-LOCK") == (await rig.explain("p")).blocked
-
-
-async def test_the_last_refusals_are_listed_with_their_ids(rig: ExplainRig):
-    empty = await rig.explain("--recent", "-o", "table")
-    assert (0, True) == (empty.code, empty.out.startswith("No kubelet has refused a pod"))
-
-    rig.node("n1", a_gpu("GPU-a"))
-    for name, reason, message, day in (
-        ("old", REFUSED["reason"], "no such plugin\x1b[0m", 1),
-        ("new", REFUSED["reason"], "the GPU is bad [HA-4002]", 2),
-        ("evicted", "Evicted", "low on memory", 3),
-    ):
-        rig.holder(name, "n1", "GPU-a")
-        status = {"phase": "Failed", "reason": reason, "message": message}
-        rig.edit_pod(name, {"status": {**status, "startTime": f"2026-01-0{day}T00:00:00Z"}})
-
-    text = (await rig.explain("--recent", "-o", "table")).out.splitlines()
-
-    assert ["default/new on n1", "  the GPU is bad [HA-4002]"] == [text[0][:17], text[1]]
-    assert text[0].endswith("[RUNBOOK HA-4002]")
-    assert ["default/old on n1", "  no such plugin\ufffd[0m"] == [text[2][:17], text[3]]
-    assert [HINT] == text[4:-1]
-    answer = await rig.explain("--recent")
-    assert (0, ["HA-4002", ""]) == (answer.code, [pod["id"] for pod in answer.data])
-    assert not (await rig.explain("--recent", "-n", "other")).data
-
-
-async def test_a_pod_and_recent_do_not_go_together(rig: ExplainRig):
-    assert [2, 2] == [(await rig.explain("p", "--recent")).code, (await rig.explain()).code]
 
 
 class Printed:

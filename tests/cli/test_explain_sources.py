@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agent.cli.explain import recent_lines
 from agent.cli.main import dispatch
-from agent.cli.output import folded
 from agent.errors import ApiError, ApiForbidden
 from agent.hami.annotations import encode_stamp
-from agent.kit.timing import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
-from agent.kube.reader import ListedPod
 from tests.fakes.explain_rig import EXPLAIN_RIGHTS, REGISTER, ExplainRig, a_gpu, explain_rig
 
 pytestmark = pytest.mark.looptime(False)
@@ -194,7 +190,7 @@ def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, cap
 @pytest.mark.parametrize(
     "verb",
     [
-        *(("explain", "p"), ("explain", "--recent"), ("explain", "p", "-n=a")),
+        *(("explain", "p"), ("explain", "p", "-n=a")),
         *(("status", "--node=n"), ("cordon", "0", "--node=n")),
     ],
 )
@@ -266,16 +262,6 @@ async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: 
     assert 1 == answer.code
     assert [] == [char for char in answer.out if not (char.isprintable() or char == "\n")]
     assert "red" in answer.out
-
-
-def test_of_many_refusals_the_last_are_listed_and_the_others_counted():
-    now = SystemClock().now()
-    refused = [ListedPod("n", f"p{number}", "n1", message="no", at=now) for number in range(22)]
-
-    lines = list(folded(recent_lines(refused, "s", now), 80, lambda text, _: text))
-
-    assert "n/p19 on n1, 0 s ago" in lines
-    assert ["2 older refusals not shown: -o json has all", "data: s, read now"] == lines[-2:]
 
 
 async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):

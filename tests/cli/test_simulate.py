@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from agent.cli import simulate
+from agent.cli import sandbox
 from agent.cli.main import dispatch
 from agent.sandbox.driver import open_simulation
 
@@ -98,7 +98,7 @@ async def test_nobody_at_the_socket_is_exit_3(path, capsys):
     ],
 )
 async def test_a_peer_that_is_no_hardware_is_exit_3(path, capsys, monkeypatch, answer, said):
-    monkeypatch.setattr(simulate, "DEADLINE", 0.5)
+    monkeypatch.setattr(sandbox, "DEADLINE", 0.5)
 
     async def babble(reader, writer) -> None:
         await reader.readline()

@@ -261,14 +261,14 @@ async def test_what_only_an_agent_here_can_say_is_not_asked_of_a_cluster(tmp_pat
 WRONG = {"id": "P-PATHS", "verdict": "wrong", "subject": "/x", "said": "is full", "means": "none"}
 LATER = {"id": "P-NEW", "verdict": "note", "subject": "a\x1b[31m", "said": "is new"}
 WELL = {"id": "P-NEW", "verdict": "ok", "subject": "a check", "said": "of a later version"}
-SKIPPED = ("doctor", "-o", "json", "--pre", "--skip", "kubelet")
+CHOSEN = ("doctor", "-o", "json", "--pre", "--only", "kubelet")
 
 
 @pytest.mark.parametrize(
     ("words", "asked", "found", "code", "said"),
     [
         ((), ("doctor", "-o", "json"), [WRONG, WELL], 1, "P-PATHS      /x: is full\n"),
-        (("--pre", "--skip", "kubelet"), SKIPPED, [], 0, ""),
+        (("--pre", "--only", "kubelet"), CHOSEN, [], 0, ""),
         (("-o", "wide"), ("doctor", "-o", "json"), [WELL], 0, "P-NEW        a check: of a later"),
         ((), ("doctor", "-o", "json"), [LATER], 0, "P-NEW        a"),
     ],

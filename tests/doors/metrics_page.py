@@ -26,7 +26,6 @@ from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
 from agent.web.metrics import AgentCollector, metrics_page
-from agent.web.server import BuildInfo
 from tests.builders import (
     NODE,
     NOON,
@@ -41,7 +40,6 @@ from tests.builders import (
 from tests.doors.web_client import ask
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
-BUILD = BuildInfo(version="0.1.0", python="3.11.7")
 GOLDEN = Path("tests/golden/metrics.txt")
 LEFT_OUT = ("#", "process_", "python_")
 
@@ -49,7 +47,7 @@ LEFT_OUT = ("#", "process_", "python_")
 def facts(inventory=None, slices=(), rows=(), **more):
     return StatusFacts(
         NOON,
-        NodeStatus(name=NODE),
+        NodeStatus(name=NODE, version="0.1.0"),
         inventory=inventory or an_inventory(count=0),
         slices=SliceList(1, slices),
         ledger=Ledger(rows),
@@ -59,7 +57,7 @@ def facts(inventory=None, slices=(), rows=(), **more):
 
 async def scrape(found=None, series=None, accept="*/*", **options):
     """The page of these facts and its content type; the options are the collector's."""
-    collector = AgentCollector(BUILD, lambda: found or facts(), series or ((), (), ()), **options)
+    collector = AgentCollector(lambda: found or facts(), series or ((), (), ()), **options)
     page = metrics_page(collector)
     _, text, headers = await ask({"/metrics": page}, "/metrics", headers={"Accept": accept})
     return text, headers["Content-Type"]
@@ -171,7 +169,6 @@ def a_node() -> StatusFacts:
             for gpu, named in zip((0, 3), listed, strict=True)
         ),
         (both, *pods, absent, *twins, *plain),
-        gone=[a_shared_gpu(gpu=a_gpu(index=n)) for n in (8, 9)],
         newest=lambda uuid: Sampled(NOON, newest[uuid]) if uuid in newest else None,
         used=used.get,
         checks=(

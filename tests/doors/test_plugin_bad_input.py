@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import structlog
 from grpclib import GRPCError
 from grpclib.client import Channel
 from grpclib.const import Status
@@ -262,17 +261,15 @@ async def test_another_user_is_hung_up_on_whatever_the_mode_of_the_socket(passab
         await is_served(door.path)
 
 
-async def test_callers_who_are_not_root_get_no_answer_and_one_line_in_the_log(
+async def test_callers_who_are_not_root_get_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async with a_door(tmp_path) as door:
-        with monkeypatch.context() as patched, structlog.testing.capture_logs() as logs:
+        with monkeypatch.context() as patched:
             patched.setattr(door_module, "peer_uid", lambda _: os.geteuid() + 1)
             for _ in range(3):
                 await hung_up(door.path)
         await is_served(door.path)
-
-    assert 1 == [line["event"] for line in logs].count("plugin.peer_refused")
 
 
 async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path: Path):
@@ -294,28 +291,6 @@ async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path
             writer.close()
 
         await is_served(door.path)
-
-
-async def test_a_peer_that_reads_no_answer_is_cut_off_and_nothing_piles_up(tmp_path: Path):
-    connection = H2Connection(H2Configuration())
-    connection.initiate_connection()
-    for _ in range(200_000):
-        connection.ping(b"are you?")
-    sent = connection.data_to_send()
-    async with a_door(tmp_path) as door:
-        _, writer = await asyncio.open_unix_connection(str(door.path), limit=1)
-        writer.write(sent)
-        with pytest.raises(ConnectionError):
-            await ended(writer)
-
-        await is_served(door.path)
-
-
-async def ended(writer: asyncio.StreamWriter) -> None:
-    """Wait until the agent has closed the connection, which is an error here."""
-    async with asyncio.timeout(PATIENCE):
-        await writer.drain()
-        await writer.wait_closed()
 
 
 async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path):

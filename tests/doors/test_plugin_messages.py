@@ -17,7 +17,6 @@ from agent.wire.v1beta1 import (
     ListAndWatchResponse,
     NumaNode,
     PreferredAllocationRequest,
-    PreStartContainerRequest,
     TopologyInfo,
 )
 from tests.fakes.chance import Seeded
@@ -93,7 +92,6 @@ def test_what_google_encodes_is_read_as_it_was_meant(available, must, size):
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
         )
         allocate.container_requests.add(devices_ids=must)
-    started = message("PreStartContainerRequest")(devices_ids=available)
     unknown = b"\x7a\x01x\x78\x07\x79" + b"\0" * 8
 
     def read(theirs, ours):
@@ -103,7 +101,6 @@ def test_what_google_encodes_is_read_as_it_was_meant(available, must, size):
     assert [(available, must, size)] * 2 == [told(one) for one in requests]
     requests = read(allocate, AllocateRequest).container_requests
     assert [must] * 2 == [list(one.devices_ids) for one in requests]
-    assert available == list(read(started, PreStartContainerRequest).devices_ids)
 
 
 def test_noise_is_decoded_as_google_decodes_it_or_refused():

@@ -26,16 +26,7 @@ from tests.builders import (
     a_uuid,
     an_inventory,
 )
-from tests.doors.metrics_page import (
-    BUILD,
-    GOLDEN,
-    a_node,
-    counts,
-    facts,
-    golden_lines,
-    samples,
-    scrape,
-)
+from tests.doors.metrics_page import GOLDEN, a_node, counts, facts, golden_lines, samples, scrape
 from tests.doors.web_client import serving
 from tests.fakes.regions import RegionReading
 
@@ -166,7 +157,7 @@ async def test_prometheus_reads_the_page_whatever_it_accepts():
 
 async def test_all_types_pass_the_parser_of_openmetrics_and_no_series_comes_twice():
     registry = CollectorRegistry()
-    registry.register(AgentCollector(BUILD, a_node, counts(), hami=HamiNames.BOTH))
+    registry.register(AgentCollector(a_node, counts(), hami=HamiNames.BOTH))
     text = generate_latest(registry).decode()
     families = {family.name: family for family in parse_open(text)}
 
@@ -212,7 +203,7 @@ def test_whatever_regions_say_no_series_is_there_twice_and_none_is_of_another_gp
         for row, gpus in zip(rows, regions, strict=True)
     }
     cells = facts(an_inventory(count=2), rows=rows, used=found.get)
-    page = AgentCollector(BUILD, lambda: cells, hami=HamiNames.BOTH).collect()
+    page = AgentCollector(lambda: cells, hami=HamiNames.BOTH).collect()
     named = [
         (sample.name, *sorted(sample.labels.items()))
         for family in page

@@ -141,7 +141,6 @@ async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
         side,  # type: ignore[arg-type]
         side,
         side.register,
-        side.streams,
         Seeded(3),
     )
     side.heard = registration.heard

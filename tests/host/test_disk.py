@@ -82,21 +82,11 @@ async def test_what_is_no_file_is_refused_by_name(disk, tmp_path):
             await disk.read(name)
 
 
-@pytest.mark.parametrize(
-    ("code", "advice"),
-    [
-        (errno.ENOSPC, "free some space"),
-        (errno.EROFS, "mount it read-write"),
-        (errno.EACCES, "let the agent's user own it"),
-        (errno.EIO, "kernel's log"),
-        (errno.EMFILE, "look at the directory"),
-    ],
-)
-async def test_an_error_says_what_to_do(tmp_path, code, advice):
+async def test_an_error_says_what_is_wrong(tmp_path):
     disk, faults = await with_faults(tmp_path / "s")
-    faults.fail_at(1, code)
+    faults.fail_at(1, errno.ENOSPC)
 
-    with pytest.raises(StateError, match=f"s/state.json cannot be written: .*{advice}"):
+    with pytest.raises(StateError, match=r"s/state\.json cannot be written: ENOSPC; look at"):
         await disk.replace("state.json", b"1")
     disk.close()
 
@@ -112,7 +102,7 @@ async def test_a_look_finds_a_state_directory_that_was_removed(disk, tmp_path):
     await disk.check()
     (tmp_path / "state").rmdir()
 
-    with pytest.raises(StateError, match="the directory was removed while the agent ran: restart"):
+    with pytest.raises(StateError, match=r"No such file or directory; look at the .* restart"):
         await disk.check()
 
 

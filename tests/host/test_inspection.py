@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.host import node as surroundings
-from agent.host.node import is_read_only, look_at, plugin_sockets
+from agent.host.node import look_at, plugin_sockets
 from agent.host.system import BOOT_ID, host_name, read_id
 from agent.kit.timing import SystemClock
 from agent.node import PluginSocket
@@ -95,9 +95,3 @@ def test_ids_are_read_without_the_line_end_and_empty_where_they_cannot_be_read(t
 
 def test_now_is_in_utc():
     assert dt.timedelta(0) == SystemClock().now().utcoffset()
-
-
-def test_what_the_kernel_says_is_asked(tmp_path):
-    assert not is_read_only(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        is_read_only(tmp_path / "absent")

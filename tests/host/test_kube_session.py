@@ -292,7 +292,7 @@ def test_retry_after_is_read_as_seconds(text: str | None, expected: float | None
     assert expected == refused("x", 503, b"", text).retry_after
 
 
-# The Node with its status, other Nodes by name, and the API server's time.
+# The Node with its status, and other Nodes by name.
 
 
 STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}

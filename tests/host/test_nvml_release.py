@@ -141,7 +141,7 @@ async def release_all_with_one_undescribed(driver, stub) -> None:
     await driver.scan()
     stub.hang(slot=1, hung=False)
     await until(lambda: is_back(driver, stub))
-    await driver.release([G0, G1, G2])
+    await driver.release([G0, G1, G2], everything=True)
 
 
 async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_driver, stub):

@@ -145,59 +145,6 @@ async def test_a_driver_that_begins_slowly_is_open_although_nobody_waits_so_long
     assert (1, 0) == (library.calls["nvmlInit"], library.calls["nvmlShutdown"])
 
 
-@pytest.mark.parametrize("leaves_early", [False, True])
-async def test_all_who_wait_share_one_beginning_and_its_failure(
-    driver, library, monkeypatch, leaves_early
-):
-    idle, waits = driver._session._is_idle, list[str]()
-
-    async def count() -> bool:
-        waits.append("for the thread of the stream, a second or more")
-        return await idle()
-
-    monkeypatch.setattr(driver._session, "_is_idle", count)
-    library.hanging.add(("nvmlInit", None))
-    library.failures["nvmlInit", None] = 9
-
-    async def ask(uuid: GpuUuid) -> str:
-        with pytest.raises(DriverMissing) as refused:
-            await driver.probe(uuid)
-        return str(refused.value)
-
-    async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(ask(UUIDS[0]))
-        await until(lambda: library.inside == 1)
-        answers = [tasks.create_task(ask(uuid)) for uuid in UUIDS]
-        await asyncio.sleep(0)
-        if leaves_early:
-            first.cancel()
-            await asyncio.wait([first])
-        library.release()
-
-    assert ["kernel module is not loaded"] * 3 == [answer.result()[11:38] for answer in answers]
-    assert (1, 1) == (library.calls["nvmlInit"], len(waits))
-
-
-async def test_all_who_wait_for_a_beginning_that_takes_too_long_hear_that_at_once(
-    driver, library, monkeypatch
-):
-    monkeypatch.setattr("agent.gpu.driver.OPEN_DEADLINE", 0.3)
-    library.hanging.add(("nvmlInit", None))
-
-    async def ask(uuid: GpuUuid) -> str:
-        with pytest.raises(DriverError) as refused:
-            await driver.probe(uuid)
-        return str(refused.value)
-
-    async with asyncio.TaskGroup() as tasks:
-        answers = [tasks.create_task(ask(uuid)) for uuid in UUIDS]
-
-    assert {"the driver does not answer: no answer in time"} == {
-        answer.result() for answer in answers
-    }
-    assert 1 == library.calls["nvmlInit"]
-
-
 async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
     library.hanging.add(("nvmlInit", None))
     library.failures["nvmlInit", None] = 9

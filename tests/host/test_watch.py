@@ -5,10 +5,8 @@ import os
 import shutil
 
 import pytest
-import structlog
 from asyncinotify import Inotify
 
-from agent.errors import KubeletError
 from agent.kubelet import register as watch
 from agent.kubelet.register import KubeletDirectory
 
@@ -123,20 +121,13 @@ async def test_events_still_come_when_others_have_taken_all_that_can_be_opened(
 
 
 @pytest.mark.usefixtures("polled")
-async def test_without_inotify_everything_may_have_changed_and_the_log_says_it_once(
-    directory, monkeypatch
-):
+async def test_without_inotify_everything_may_have_changed(directory, monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Inotify, "add_watch", refuse)
-    with structlog.testing.capture_logs() as logs:
-        async with following(directory) as changes:
-            assert ["", "", ""] == await take(changes, 3)
-
-    assert [("watch.polling", "No space left on device")] == [
-        (line["event"], line["err"]) for line in logs
-    ]
+    async with following(directory) as changes:
+        assert ["", "", ""] == await take(changes, 3)
 
 
 @pytest.mark.usefixtures("unpolled")
@@ -165,9 +156,3 @@ def test_the_epoch_changes_with_the_socket(directory):
     assert first != watched.now()
     assert watched.read("kubelet.sock")
     assert not watched.read("ours.sock")
-
-
-def test_a_directory_that_may_not_be_looked_at_is_said(tmp_path):
-    name = "x" * 300
-    with pytest.raises(KubeletError, match="cannot be looked at: File name too long"):
-        KubeletDirectory(tmp_path).read(name)

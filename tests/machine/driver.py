@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from agent.errors import AgentError, DriverError, GpuError, StateError
-from agent.health.judge import LATELY
 from agent.health.watch import HealthWatch
 from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper
@@ -424,11 +423,11 @@ class GpuWorld:
         return (
             self.driver.sound
             and known is not None
-            and known.condition in {Condition.OK, Condition.WATCH}
+            and known.condition is Condition.OK
             and self.driver.outcomes.get(uuid, ProbeOutcome.PASSED) is ProbeOutcome.PASSED
             and self.driver.told_of(uuid).recovery in {None, RecoveryAction.NONE}
             and not self.driver.told_of(uuid).rows_failed
-            and since_failed > LATELY
+            and since_failed > SETTINGS.quiet
         )
 
     @property

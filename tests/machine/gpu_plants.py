@@ -8,7 +8,7 @@ import pytest
 
 from agent.errors import DriverError
 from agent.health import judge
-from agent.health.judge import answered_again, relieved, worse
+from agent.health.judge import relieved, worse
 from agent.health.watch import HealthWatch
 from agent.model import Action, Cause, Condition, GpuSigns, Health
 
@@ -42,13 +42,9 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time before a reset is known counts as a rest after it."""
 
-    def answered(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-        return msgspec.structs.replace(answered_again(one, signs, now), quiet_since=one.quiet_since)
-
     def told(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
         return msgspec.structs.replace(relieved(one, signs, now), quiet_since=one.quiet_since)
 
-    monkeypatch.setattr(judge, "answered_again", answered)
     monkeypatch.setattr(judge, "relieved", told)
 
 

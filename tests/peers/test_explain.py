@@ -10,7 +10,7 @@ import re
 import pytest
 
 from agent import cluster as annotations
-from agent.kube.objects import annotation_writes
+from agent.kube.reader import annotation_writes
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.cluster import ACCOUNT
@@ -321,8 +321,6 @@ async def test_of_pods_that_run_and_that_were_refused_the_verbs_tell_what_agent_
     assert (1, ("allocation", identifier)) == (refused.code, refused.blocked)
     (sentence,) = re.findall(r"desc = (.*?)\.? \[HA-", message)
     assert sentence in refused.gate("allocation")["said"]
-    recent = await verb(cluster, "explain", "--recent", "-o", "json")
-    assert [("stray", identifier)] == [(one["pod"], one["id"]) for one in recent.document["data"]]
 
     by_objects = await verb(cluster, "status", "--node", NODE, "-o", "json")
     by_agent = await verb(cluster, "status", "-o", "json", on_node=True)

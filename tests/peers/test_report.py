@@ -132,7 +132,7 @@ async def test_a_node_that_was_deleted_and_made_anew_is_told_by_one_write(cluste
     assert uid != node_of(cluster)["metadata"]["uid"]
     assert text == await held_text(cluster)
     assert 1 == node_writes(cluster, mark)
-    assert ["missing", "node-created"] == reasons(agent)
+    assert ["inventory", "inventory"] == reasons(agent)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

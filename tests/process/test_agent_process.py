@@ -439,12 +439,12 @@ def test_an_input_that_is_no_text_is_one_sentence(source: str, code: int, says: 
 
 
 def test_a_file_is_checked_from_standard_input():
-    line = f"echo 'nvidia: {{deviceSplitCount: 4}}' | {AGENT} config check -"
+    line = f"echo 'sharing: {{splitCount: 4}}' | {AGENT} config check /dev/stdin"
 
     code, answer, said = shell(line)
 
     assert (0, "") == (code, said)
-    assert "  sharing.splitCount  4      /dev/stdin:1:28" in answer.splitlines()
+    assert "  sharing.splitCount  4      /dev/stdin:1:23" in answer.splitlines()
 
 
 # What the agent knows to log in with is told nowhere.

@@ -7,7 +7,7 @@ import pytest
 
 from agent import errors
 from agent.app.main import OS_ERROR
-from agent.cli.checks import GROUPS
+from agent.cli.doctor import CHECKS
 from agent.cli.main import VERBS, parser_of
 from agent.cli.support import entries
 from agent.sandbox.explain.placement import ADVICE
@@ -69,7 +69,7 @@ def test_the_runbook_explains_no_id_that_explain_never_prints():
 
 
 def test_the_runbook_explains_all_that_the_doctor_looks_at():
-    for point in GROUPS:
+    for point in CHECKS:
         assert 1 == tree.text("RUNBOOK.md").count(f"### {point} "), point
 
 
@@ -82,7 +82,7 @@ def test_the_runbook_explains_every_fault_of_a_gpu():
 
 
 def test_the_verb_runbook_has_every_id_that_the_product_prints():
-    printed = {*(gate.value for gate in errors.RefusalReason), *explained(), *GROUPS, "H-NNN"}
+    printed = {*(gate.value for gate in errors.RefusalReason), *explained(), *CHECKS, "H-NNN"}
 
     assert [] == sorted(printed - entries().keys())
 

@@ -60,7 +60,7 @@ async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_su
         assert ["unmonitored"] * 3 == bench.conditions
         assert all(bench.of(gpu.uuid).serving for gpu in bench.inventory.value.gpus)
         assert "switched off" in bench.of(G0).text
-        bench.keeper.found(Scan("570.1", (a_gpu(index=0), a_gpu(index=5))))
+        bench.scanned(Scan("570.1", (a_gpu(index=0), a_gpu(index=5))))
         await asyncio.sleep(1)
         assert ["unmonitored"] * 2 == bench.conditions
         assert "off" == (await bench.watch.recheck("5")).after.cause

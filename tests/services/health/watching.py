@@ -41,7 +41,11 @@ class HealthBench:
             recalled=recalled or {},
             boot_changed=kwargs.get("boot_changed", False),
         )
-        self.keeper.found(Scan("570.1", tuple(a_gpu(index=n) for n in range(3))))
+        self.scanned(Scan("570.1", tuple(a_gpu(index=n) for n in range(3))))
+
+    def scanned(self, scan: Scan) -> None:
+        self.keeper.found(scan)
+        self.watch.scanned(scan)
 
     def judged(self, health) -> None:
         self.verdicts.append(dict(health))

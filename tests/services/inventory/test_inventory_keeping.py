@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.hami.annotations import told
-from agent.inventory import MOST_GONE, InventoryKeeper
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (
     NO_INDEX,
@@ -229,16 +229,10 @@ def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_anno
     assert {G1: 1} == bench.kept
 
 
-def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_then():
+def test_it_leaves_when_the_driver_lists_it_no_more_and_describes_all_others():
     bench = remembering()
     bench.scan(*gpus(0), faults=(REFUSED,))
-    bench.keeper.judged({G1: a_health()})
-    assert {G1: NO_INDEX} == bench.kept
-    bench.scan(*gpus(0, 1))
-    assert {} == bench.kept
-    bench = remembering()
-    bench.scan(*gpus(0), faults=(REFUSED,))
-    bench.scan(*gpus(0))  # the driver no longer lists it and describes all others
+    bench.scan(*gpus(0))
     assert {} == bench.kept
 
 
@@ -248,7 +242,7 @@ def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_the
         (FILTERED[0], REFUSED, []),
         (FILTERED[0], LOST, []),
         (FILTERED[0], SILENT, []),
-        (FILTERED[1], NAMELESS, [G1]),
+        (FILTERED[1], NAMELESS, []),
     ],
 )
 def test_one_that_is_filtered_out_is_not_kept(settings, fault, named):
@@ -268,27 +262,11 @@ def test_the_one_fault_without_a_name_is_the_one_that_is_missing_and_tells_its_i
     assert {G1: 1} == held.kept
 
 
-def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
+def test_of_several_that_are_missing_nobody_knows_which_is_which():
     bench = remembering(recalled={G1: BAD, G2: BAD})
     bench.scan(*gpus(0), faults=(NAMELESS, OTHER))
-    text = "it may be index 1: GPU is lost; it may be index 2: Unknown Error"
 
-    assert {G1: NO_INDEX, G2: NO_INDEX} == bench.kept
-    faults = {fault.gpu: fault.text for fault in bench.keeper.left_out.value}
-    assert ["index 1", G1, G2] == list(faults)  # what is lost is so for certain
-    assert faults[G1].startswith(text)
-
-
-def test_those_that_left_are_known_for_a_while_the_last_one_first(bench):
-    bench.scan(*gpus(0))
-    bench.scan()
-    assert [G0, G1] == [gpu.uuid for gpu in bench.keeper.gone]
-    bench.scan(*gpus(1))
-    assert [G0] == [gpu.uuid for gpu in bench.keeper.gone]
-    for number in range(2, MOST_GONE + 4):
-        bench.scan(*gpus(number))
-    assert MOST_GONE == len(bench.keeper.gone)
-    assert a_uuid(MOST_GONE + 2) == bench.keeper.gone[0].uuid
+    assert ({}, ["index 1", "index 2"]) == (bench.kept, left_out(bench))
 
 
 # The list: one per change, all slices of a GPU alike, held ids always in.

@@ -6,8 +6,8 @@ import math
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
-from agent.cluster import NodeEvent
 from agent.errors import StateError
 from agent.hookdirs import DEADLINE, PERIOD, Cleared, clear_directories
 from agent.kit.cell import Cell
@@ -18,15 +18,12 @@ ONE = Cleared(kept=1, why="Permission denied", available=2.0**30, inodes=1000.0)
 
 
 @contextlib.asynccontextmanager
-async def clearing(
-    hooks: FakeHookDirs, *passes: Cleared
-) -> AsyncIterator[tuple[Cell[Cleared], list[NodeEvent]]]:
-    """It, at work, and what it said."""
+async def clearing(hooks: FakeHookDirs, *passes: Cleared) -> AsyncIterator[Cell[Cleared]]:
+    """It, at work."""
     hooks.cleared = list(passes)
-    said: list[NodeEvent] = []
     state = Cell(Cleared())
-    async with at_work(lambda: clear_directories(hooks, state, said.append)):
-        yield state, said
+    async with at_work(lambda: clear_directories(hooks, state)):
+        yield state
 
 
 async def test_it_clears_at_the_start_until_nothing_is_left_and_then_each_minute():
@@ -51,21 +48,20 @@ async def test_what_is_set_aside_is_removed_at_once():
 
 async def test_what_stays_is_told_once_until_nothing_does():
     three = Cleared(kept=3, why="Permission denied")
-    async with clearing(FakeHookDirs(), ONE, ONE, three, Cleared(), ONE) as (state, said):
-        await asyncio.sleep(6 * PERIOD)
+    with capture_logs() as logs:
+        async with clearing(FakeHookDirs(), ONE, ONE, three, Cleared(), ONE) as state:
+            await asyncio.sleep(6 * PERIOD)
 
     assert ONE == state.value
-    assert ["DirectoriesKept", "DirectoriesKept"] == [event.reason for event in said]
-    assert said[0].text.startswith(
-        "The agent cannot remove a directory of containers that are gone"
-    )
-    assert "(Permission denied)" in said[0].text
+    assert [("hooks.kept", 1, "Permission denied")] * 2 == [
+        (line["event"], line["directories"], line["err"]) for line in logs
+    ]
 
 
 @pytest.mark.parametrize("failure", ["an error", "silence"])
 async def test_a_disk_that_fails_leaves_the_room_unknown_and_is_asked_again(failure):
     hooks = FakeHookDirs()
-    async with clearing(hooks, ONE) as (state, said):
+    async with clearing(hooks, ONE) as state:
         await asyncio.sleep(1)
         hooks.hanging = "clear" if failure == "silence" else ""
         hooks.failure = None if hooks.hanging else StateError("read-only")
@@ -76,4 +72,3 @@ async def test_a_disk_that_fails_leaves_the_room_unknown_and_is_asked_again(fail
         await asyncio.sleep(2 * PERIOD)
 
         assert ONE == state.value
-    assert 1 == len(said)

@@ -44,7 +44,6 @@ class ModelledNode:
             server,
             self.directory,
             partial(register_plugin, self.plugins / "kubelet.sock", fenced=False),
-            server.streams,
             Seeded(),
         )
         self.directory.listeners = [self.registration.heard]

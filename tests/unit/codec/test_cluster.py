@@ -119,24 +119,6 @@ def test_an_event_of_either_form_has_a_last_time(
     )
 
 
-HOUR = dt.timedelta(hours=1)
-
-
-@pytest.mark.parametrize(
-    ("status", "field", "value"),
-    [
-        ({"startTime": "2026-01-02T12:00:00Z"}, "at", NOON),
-        ({}, "at", NOON - HOUR),
-        ({"startTime": "noon"}, "at", NOON - HOUR),
-    ],
-)
-def test_of_a_pod_commands_say_what_its_status_has(status: dict, field: str, value: object):
-    created = {"creationTimestamp": "2026-01-02T11:00:00Z"}
-    pod = {"metadata": {"namespace": "d", "name": "p"} | created, "status": status}
-
-    assert value == getattr(decode_listed(pod), field)
-
-
 @pytest.mark.parametrize(
     ("volumes", "is_plugin"),
     [

@@ -1,6 +1,5 @@
 """What the Node's annotations must say, and when they say it already."""
 
-import msgspec
 import pytest
 
 from agent.cluster import REGISTER, SCORE
@@ -10,7 +9,6 @@ from agent.hami.annotations import (
     ReportSettings,
     encode_register,
     read_register,
-    register_differences,
     registered,
     report_of,
 )
@@ -83,41 +81,3 @@ def test_what_cannot_be_read_names_no_gpu(text: str | None):
 
 GPUS = registered(an_inventory())
 FIRST, *OTHERS = GPUS
-ANOTHER = "the agent would write another"
-
-
-def an_altered(**changes: object) -> str:
-    return encode_register([msgspec.structs.replace(FIRST, **changes), *OTHERS])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (TEXT, ()),
-        ("[[", ("cannot be read",)),
-        (an_altered(split_count=3), (f"GPU {FIRST.uuid}: {ANOTHER} split_count",)),
-        (an_altered(healthy=False, mode="mig"), (f"GPU {FIRST.uuid}: {ANOTHER} mode",)),
-        (
-            encode_register([*GPUS, msgspec.structs.replace(FIRST, uuid=a_uuid(99))]),
-            (f"GPU {a_uuid(99)}: {ANOTHER} uuid",),
-        ),
-        (
-            an_altered(uuid=a_uuid(99)),
-            tuple(f"GPU {uuid}: {ANOTHER} uuid" for uuid in (FIRST.uuid, a_uuid(99))),
-        ),
-        (an_altered(healthy=False), ()),
-    ],
-    ids=["same", "unreadable", "slices", "mode", "more", "other", "ill"],
-)
-def test_what_the_node_says_otherwise_is_told_gpu_by_gpu(text: str, said: tuple[str, ...]):
-    report = the_report(an_inventory(), {REGISTER: text})
-
-    assert sorted(said) == sorted(register_differences(report))
-
-
-def test_a_gpu_that_the_driver_does_not_describe_may_be_named():
-    text = encode_register([*GPUS, msgspec.structs.replace(FIRST, uuid=a_uuid(99), healthy=False)])
-    report = the_report(an_inventory(), {REGISTER: text})
-
-    assert register_differences(report)
-    assert () == register_differences(report, {a_uuid(99)})

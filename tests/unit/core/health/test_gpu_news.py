@@ -8,7 +8,7 @@ import pytest
 from agent.health.judge import switched_off
 from agent.ledger import Holder, Ledger
 from agent.model import NO_INDEX, Condition, Health, Inventory
-from agent.report import gpu_degraded, gpu_events, may_turn
+from agent.report import gpu_degraded, gpu_events
 from tests.builders import (
     NOON,
     a_gpu,
@@ -64,16 +64,15 @@ def holding(words: str) -> Inventory:
 
 
 def told(change: str) -> str:
-    """The Events about a change; `!`: a warning, `later`: they wait, because it may turn again."""
+    """The Events about a change; `!`: a warning."""
     old, new = map(holding, change.split(" > "))
-    doubted = [gpu for gpu in old.gpus if may_turn(gpu, new.find(gpu.uuid))]
     events = [
         f"{event.reason}{'!' * event.warning} {event.text}"
         for event in gpu_events(old, new, NOBODY)
     ]
     for number in range(3):
         events = [event.replace(f" ({a_uuid(number)})", "") for event in events]
-    return " ".join(["later"] * bool(doubted) + [" & ".join(events) or "nothing"])
+    return " & ".join(events) or "nothing"
 
 
 CHANGES = dict(

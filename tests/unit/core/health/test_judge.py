@@ -39,13 +39,6 @@ REPORTS: dict[str, DriverEvent | Probe] = {
     "silent": Probe(G1, ProbeOutcome.SILENT, "2 s"),
     "silent-wordless": Probe(G1, ProbeOutcome.SILENT),
     "deaf": Probe(G1, ProbeOutcome.PASSED, unmonitored="not supported"),
-    "rows-fail": Probe(G1, ProbeOutcome.FAILED, "a row could not be remapped", ROWS),
-    "rows-fail-reset": Probe(
-        G1,
-        ProbeOutcome.FAILED,
-        "a row could not be remapped",
-        GpuSigns(rows_failed=True, recovery=RecoveryAction.GPU_RESET),
-    ),
 }
 SIGNS = {
     "rows-failed": ROWS,
@@ -114,9 +107,6 @@ def told(health: Health) -> str:
     words += [f"rests@{second(health.quiet_since)}" if health.quiet_since else ""]
     words += [f"passed:{health.passed_probes}" if health.passed_probes else ""]
     words += [f"bouts:{health.bouts}" if health.bouts > 1 else ""]
-    if health.failures:
-        words += ["failed@" + ",".join(map(second, health.failures))]
-    words += [f"in-row:{health.failed_in_row}"] if health.failed_in_row else []
     if health.recovered_at is not None:
         words += [f"recovered@{second(health.recovered_at)}"]
     return " ".join(filter(None, words)) + (f" | {health.text}" if health.text else "")
@@ -167,7 +157,7 @@ def test_what_an_older_agent_remembered_without_a_runbook_id_is_relieved_and_ref
     old = Health(Condition.BAD, NOON, "xid", "XID 48", 48, needs_reset=True, serving=False)
     relieved = judge.judge(old, REPORTS["advise-none"], NOON, SETTINGS)
 
-    assert "XID 48; now the driver says that no reset is needed" == relieved.text
+    assert "XID 48; it needs no reset any more" == relieved.text
     assert "refused" == judge.judge(old, REPORTS["refuse"], NOON, SETTINGS).cause
 
 

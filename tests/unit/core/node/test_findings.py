@@ -1,9 +1,9 @@
-"""A fault is wrong in one line; what follows from it says where it comes from. Readiness."""
+"""A fault is one line: what follows from it is left out. Readiness."""
 
 import pytest
 from msgspec.structs import replace
 
-from agent.cli.checks import ALL_GROUPS, CAUSES, CHECKS, GROUPS, Finding, concluded
+from agent.cli.doctor import CAUSES, CHECKS, GROUPS, Finding, concluded
 from agent.node import Check, degraded, is_ready
 
 KUBELET = Finding("P-KUBELET", "wrong", "/k", "no socket", "start it")
@@ -12,7 +12,7 @@ STREAM = Finding("P-AGENT", "wrong", "stream", "the kubelet is away", "look")
 
 
 def all_of(*findings):
-    return [*concluded(findings, ALL_GROUPS)]
+    return [*concluded(findings, frozenset(GROUPS))]
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "note"])
@@ -23,17 +23,14 @@ def all_of(*findings):
         ("P-AGENT", OFFER),
         ("P-KUBELET", STREAM),
         ("P-KUBELET", Finding("P-WITNESS", "wrong", "/r", "silent")),
-        ("P-DRIVER", Finding("P-ACCESS", "wrong", "/dev/nvidiactl", "is not there")),
-        ("P-WRITER", Finding("P-REPORT", "wrong", "n", "another form")),
+        ("P-DRIVER", Finding("P-GPU", "wrong", "GPU 1", "is silent")),
+        ("P-RIGHTS", Finding("P-REPORT", "wrong", "n", "dropped")),
     ],
 )
-def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict, cause, follows):
+def test_what_follows_from_a_fault_is_left_out(verdict, cause, follows):
     found = all_of(replace(KUBELET, check=cause), replace(follows, verdict=verdict))
 
-    assert {
-        (cause, "wrong", "no socket"),
-        (follows.check, "note", f"{follows.said} (follows from {cause})"),
-    } == {(one.check, one.verdict, one.said) for one in found}
+    assert [(cause, "wrong")] == [(one.check, one.verdict) for one in found]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +43,6 @@ def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict, cause, follo
         Finding("P-KUBELET", "note", "/k", "old"),
         Finding("P-KUBELET", "unknown", "/k", "not seen"),
         Finding("P-PATHS", "wrong", "/p", "full"),
-        Finding("P-RIGHTS", "wrong", "api", "denied"),
     ],
 )
 def test_a_fault_without_a_wrong_cause_stays_wrong(cause: Finding, consequence: Finding):
@@ -55,36 +51,23 @@ def test_a_fault_without_a_wrong_cause_stays_wrong(cause: Finding, consequence: 
     assert ("wrong", consequence.said) == found[consequence.check]
 
 
-@pytest.mark.parametrize(("subject", "is_seen"), [("cdi", True), ("settings", False)])
-def test_what_the_agent_may_not_have_seen_yet_is_named_only_where_nothing_else_is_wrong(
-    subject, is_seen
-):
-    (cause,) = CAUSES[subject]
-    found = all_of(replace(STREAM, subject=subject), Finding(cause, "ok", "here", "well"))
+def test_what_is_well_or_not_known_is_no_consequence():
+    others = [Finding("P-OFFER", "ok", "n", "20"), Finding("P-WITNESS", "unknown", "n", "denied")]
 
-    now = f" (now ok: {cause}; the agent looks every 10 s)" if is_seen else ""
-    assert f"{STREAM.said}{now}" in {one.said for one in found}
+    assert ["wrong", "unknown", "ok"] == [one.verdict for one in all_of(KUBELET, *others)]
 
 
-def test_what_is_well_is_no_consequence():
-    well = Finding("P-OFFER", "ok", "n", "20")
-
-    assert ["wrong", "ok"] == [one.verdict for one in all_of(KUBELET, well)]
-
-
-def test_every_check_has_one_group_and_a_consequence_and_causes_that_there_are():
-    each = [check for checks in CHECKS.values() for check in checks if checks[check]]
-
-    assert sorted(each) == sorted(GROUPS)
-    assert {cause for causes in CAUSES.values() for cause in causes} <= GROUPS.keys()
+def test_every_check_has_a_consequence_and_a_remedy_and_causes_that_there_are():
+    assert all(all(texts) for texts in CHECKS.values())
+    assert {cause for causes in CAUSES.values() for cause in causes} <= CHECKS.keys()
     assert not [check for check, causes in CAUSES.items() if check in causes]
 
 
-def test_the_chosen_groups_come_in_the_order_of_the_groups():
-    label = Finding("P-LABEL", "ok", "n", "is set")
-    chosen = concluded([label, OFFER, KUBELET], frozenset({"kubelet", "scheduler"}))
+def test_the_chosen_groups_come_in_the_order_of_the_checks():
+    lock = Finding("P-LOCK", "ok", "n", "free")
+    chosen = concluded([lock, OFFER, KUBELET], frozenset({"kubelet", "scheduler"}))
 
-    assert [("kubelet", "P-KUBELET"), ("kubelet", "P-OFFER"), ("scheduler", "P-LABEL")] == [
+    assert [("kubelet", "P-KUBELET"), ("scheduler", "P-LOCK")] == [
         (one.group, one.check) for one in chosen
     ]
     # Where only the consequence was chosen, no other line would be wrong.
@@ -92,13 +75,19 @@ def test_the_chosen_groups_come_in_the_order_of_the_groups():
     assert ("wrong", OFFER.said) == (offer.verdict, offer.said)
 
 
-def test_a_finding_may_have_a_consequence_of_its_own():
-    said, by_check, well = (
-        all_of(one)[0].means
-        for one in (replace(OFFER, means="pods wait"), OFFER, replace(OFFER, verdict="ok"))
-    )
+def test_a_finding_may_have_a_consequence_and_a_remedy_of_its_own():
+    _, means, advice = CHECKS["P-OFFER"]
+    said = [
+        (one.means, one.advice)
+        for each in (
+            replace(OFFER, means="pods wait"),
+            replace(OFFER, advice=""),
+            replace(OFFER, verdict="ok", advice=""),
+        )
+        for one in all_of(each)
+    ]
 
-    assert ("pods wait", CHECKS["kubelet"]["P-OFFER"], "") == (said, by_check, well)
+    assert [("pods wait", "look"), (means, advice), ("", "")] == said
 
 
 GOOD = Check("state", ok=True)

@@ -5,24 +5,22 @@ A case is the findings and a line for each: id, verdict and what its text must s
 
 import datetime as dt
 import errno
+import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from agent.cli import checks
-from agent.cli.checks import GROUPS, AgentAnswer, Finding, judge_report
-from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
-from agent.hami.annotations import (
-    ReportProfile,
-    encode_node_lock,
-    encode_register,
-    encode_register_colon,
-    encode_reported,
-)
-from agent.ledger import HookFacts
-from agent.model import GpuFault, Scan
-from agent.node import Check, NodeSight, PathFacts, PluginSocket, Right, rights
+from agent.cli import doctor
+from agent.cli.doctor import CHECKS, NO_OFFER, SERVED, Finding, NodeSeen
+from agent.cluster import HANDSHAKE, REGISTER
+from agent.hami.annotations import ReportProfile, encode_register
+from agent.model import GpuFault, Scan, Trouble
+from agent.node import Check, NodeSight, PathFacts, Right, rights
+from agent.settings.reading import Sources, make_plan
+from agent.status import GpuStatus, LockStatus, NodeStatus, StatusDocument
 from tests.builders import NODE, NOON, a_gpu
 from tests.fakes.explain_rig import a_gpu as a_registered
 
@@ -33,13 +31,12 @@ def ago(seconds: float) -> dt.datetime:
     return NOON - dt.timedelta(seconds=seconds)
 
 
-def text_of(one: Finding) -> str:
-    return f"{one.check} {one.verdict} {one.subject} {one.said} {one.advice} {one.means} "
-
-
 def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
     every = [found] if isinstance(found, Finding) else list(found)
-    texts = [text_of(one) for one in every]
+    texts = [
+        f"{one.check} {one.verdict} {one.subject} {one.said} {one.advice} {one.means} "
+        for one in every
+    ]
 
     assert len(expected) == len(every), texts
     for one, text, line in zip(every, texts, expected, strict=True):
@@ -47,135 +44,58 @@ def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
         assert text.startswith(f"{head} "), text
         assert [] == [part for part in parts if part not in text], text
         assert one.said
-        assert one.check in GROUPS, text
-        assert bool(one.advice) != (one.verdict == "ok"), "a fault has a remedy, and nothing else"
+        assert one.check in CHECKS, text
         assert "\x1b" not in text, "nothing that a terminal obeys"
 
 
 DIRECTORY = PathFacts("/d", "directory", mode=0o750)
 OPEN = replace(DIRECTORY, mode=0o707)
 THEIRS = replace(DIRECTORY, owner=7, ours=False)
-CHOWN = "chown root and chmod 0755 /d"
-NO_SLICE = "no new pod gets a GPU of this node"
 SCAN = Scan("570", (a_gpu(),))
-MIG = Scan("570", (a_gpu(), a_gpu(mig_enabled=True)), (GpuFault("index 2", "fell off the bus"),))
+FAULTS = (
+    GpuFault("index 2", "fell off the bus", Trouble.LOST),
+    GpuFault("index 3", "was released", Trouble.RELEASED),
+)
+MIG = Scan("570", (a_gpu(), a_gpu(mig_enabled=True)), FAULTS)
+
+
+def path(place: PathFacts, *, made: bool = True) -> Finding:
+    return doctor.judge_path(place, made=made)
+
+
+def driver(scan: Scan | None, failure: str = "", remedy: str = "") -> list[Finding]:
+    return list(doctor.judge_driver("NVML", scan, failure, remedy))
+
 
 HOST: list[Case] = [
-    (checks.judge_path(DIRECTORY, made=False), ["P-PATHS ok"]),
-    (checks.judge_path(PathFacts("/d", ""), made=True), ["P-PATHS ok"]),
+    (path(DIRECTORY), ["P-PATHS ok"]),
+    (path(PathFacts("/d", "")), ["P-PATHS ok"]),
     (
-        checks.judge_path(PathFacts("/d", "", failure=errno.EROFS), made=True),
+        path(PathFacts("/d", "", failure=errno.EROFS)),
         ["P-PATHS wrong|cannot be created: Read-only file system"],
     ),
-    (checks.judge_path(PathFacts("/d", ""), made=False), ["P-PATHS wrong|does not exist"]),
-    (checks.judge_path(PathFacts("/d", "file"), made=True), ["P-PATHS wrong|is a file"]),
+    (path(PathFacts("/d", ""), made=False), ["P-PATHS wrong|does not exist"]),
+    (path(PathFacts("/d", "file")), ["P-PATHS wrong|is a file"]),
+    (path(OPEN), ["P-PATHS wrong|others may write there (uid 0, mode 0707)|chmod 0755"]),
+    (path(THEIRS), ["P-PATHS wrong|others may write there (uid 7, mode 0750)|replace the sockets"]),
     (
-        checks.judge_path(OPEN, made=True),
-        [f"P-PATHS wrong|every user may write there (mode 0707)|{CHOWN}"],
+        path(replace(DIRECTORY, failure=errno.ENOSPC)),
+        ["P-PATHS wrong|cannot be written: No space left on device (uid 0, mode 0750)"],
     ),
-    (checks.judge_path(THEIRS, made=True), [f"P-PATHS wrong|belongs to uid 7|{CHOWN}"]),
+    (driver(SCAN), ["P-DRIVER ok|driver 570, 1 GPU: "]),
     (
-        checks.judge_path(replace(DIRECTORY, failure=errno.EACCES), made=False),
-        ["P-PATHS wrong|cannot be written: Permission denied (owner 0, mode 0750)|run as its"],
+        driver(MIG),
+        [
+            "P-DRIVER ok|driver 570, 2 GPUs",
+            "P-GPU note|MIG mode",
+            "P-GPU wrong|fell off|reboot",
+            "P-GPU note|was released|hami-agent recheck",
+        ],
     ),
-    (
-        checks.judge_path(replace(DIRECTORY, failure=errno.EROFS), made=True),
-        ["P-PATHS wrong|cannot be written: Read-only file system|mount it read-write|dmesg"],
-    ),
-    (
-        checks.judge_path(replace(DIRECTORY, failure=errno.ENOSPC), made=True),
-        ["P-PATHS wrong|No space left on device|free some space"],
-    ),
-    (checks.judge_driver("NVML", SCAN, ""), ["P-DRIVER ok|driver 570, 1 GPU: "]),
-    (
-        checks.judge_driver("NVML", MIG, ""),
-        ["P-DRIVER ok|driver 570, 2 GPUs", "P-DRIVER note|MIG mode", "P-DRIVER note|fell off"],
-    ),
-    (checks.judge_driver("NVML", Scan("570", ()), ""), ["P-DRIVER wrong|no GPU"]),
-    # A driver that fails is repaired and not installed; a remedy that is known is said once.
-    (checks.judge_driver("NVML", None, "Unknown Error"), ["P-DRIVER wrong|Unknown Error|dmesg"]),
-    (checks.judge_driver("NVML", None, "lost", "install it"), ["P-DRIVER wrong|lost install it"]),
-]
-
-LIBRARY = PathFacts("/h/vgpu/libvgpu.so", "file", mode=0o644)
-PRELOAD = PathFacts("/h/vgpu/ld.so.preload", "file", mode=0o644)
-GOOD = HookFacts("/h/vgpu/libvgpu.so", preload="/h/vgpu/libvgpu.so\n", hook_path="/h")
-UNREAD = {"kind": "path that cannot be looked at (denied)"}
-
-
-def with_library(**change: object) -> tuple[Finding, ...]:
-    """The library is changed so, then ld.so.preload."""
-    of_library = checks.judge_library_files(replace(LIBRARY, **change), PRELOAD, GOOD)
-    return (*of_library, *checks.judge_library_files(LIBRARY, replace(PRELOAD, **change), GOOD))
-
-
-def with_facts(**change: object) -> Iterable[Finding]:
-    return checks.judge_library_files(LIBRARY, PRELOAD, replace(GOOD, **change))
-
-
-EACH_WRONG = ["P-PRELOAD wrong /h/vgpu/libvgpu.so", "P-PRELOAD wrong /h/vgpu/ld.so.preload"]
-EACH_UNKNOWN = [line.replace("wrong", "unknown") for line in EACH_WRONG]
-ONLY_LINE = [f"{EACH_WRONG[1]}|make /h/vgpu/libvgpu.so its only line|{NO_SLICE}"]
-
-FILES: list[Case] = [
-    (with_facts(), ["P-PRELOAD ok /h/vgpu/libvgpu.so|/h/vgpu/ld.so.preload names it"]),
-    (with_library(mode=0o664), EACH_WRONG),
-    (with_library(mode=0o640), EACH_WRONG),
-    (with_library(ours=False), EACH_WRONG),
-    (with_facts(preload=""), ONLY_LINE),
-    (with_facts(preload="/h/vgpu/libvgpu.so\r\n"), ONLY_LINE),
-    (with_facts(preload="/opt/x.so\n/h/vgpu/libvgpu.so\n"), ["P-PRELOAD ok"]),
-    (with_facts(loadable=False), [f"{EACH_WRONG[0]}|{NO_SLICE}"]),
-    (
-        with_library(**UNREAD),
-        [f"{line}|is a path that cannot be looked at (denied)" for line in EACH_UNKNOWN],
-    ),
-    (with_library(kind=""), [f"{line}|was removed during this check" for line in EACH_UNKNOWN]),
-    (
-        checks.judge_library_files(
-            replace(LIBRARY, **UNREAD), replace(PRELOAD, **UNREAD), replace(GOOD, preload=None)
-        ),
-        EACH_UNKNOWN,
-    ),
-]
-
-HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
-LEFT = replace(HAMI, alive=False)
-OTHER = PluginSocket("/d/rdma.sock", alive=True)
-MONITOR = "P-MONITOR note|vGPUmonitor|31992"
-THEIR_POD = "hami/hami-device-plugin-x"
-
-
-def plugins(
-    *sockets: PluginSocket,
-    pod: str = "",
-    place: PathFacts = DIRECTORY,
-    reported: bool = False,
-    takeover: bool = False,
-) -> list[Finding]:
-    pods = [pod] * bool(pod)
-    found = checks.judge_plugins(place, sockets, pods, reported=reported, takeover=takeover)
-    return list(found)
-
-
-SERVER: list[Case] = [
-    (checks.judge_node(NODE, NodeSight(NODE)), ["P-NODE ok", "P-LABEL note"]),
-    (checks.judge_node(NODE, NodeSight(NODE, {"gpu": "on"})), ["P-NODE ok", "P-LABEL ok"]),
-    (checks.judge_node(NODE, None), ["P-NODE wrong"]),
-    (
-        checks.judge_rights("here", (), (), checks.UNNEEDED[:2]),
-        ["P-RIGHTS ok", "P-EXCESS note|wider than needed: list nodes, delete nodes"],
-    ),
-    (plugins(), ["P-PLUGIN ok"]),
-    (plugins(LEFT), ["P-PLUGIN ok"]),
-    (plugins(HAMI), ["P-PLUGIN wrong", MONITOR]),
-    (plugins(pod=THEIR_POD), ["P-PLUGIN wrong", MONITOR]),
-    (plugins(reported=True), ["P-PLUGIN ok", MONITOR]),
-    (plugins(place=PathFacts("/d", "")), []),
-    (
-        plugins(HAMI, pod=THEIR_POD, takeover=True),
-        ["P-PLUGIN note|right after", "P-PLUGIN note|right after", MONITOR],
-    ),
+    (driver(Scan("570", ())), ["P-DRIVER wrong|0 GPUs: it describes none"]),
+    # Without any GPU that answers, one line tells of all.
+    (driver(Scan("570", (), FAULTS)), ["P-DRIVER wrong|0 GPUs|index 2: fell off the bus|released"]),
+    (driver(None, "lost", "install it"), ["P-DRIVER wrong|lost install it"]),
 ]
 
 TWO = tuple(a_registered(f"GPU-{index}", index) for index in range(2))
@@ -186,150 +106,182 @@ NONE_HEALTHY, UNREADABLE, NO_REPORT = (
     replace(REPORT, annotations=notes)
     for notes in ({REGISTER: encode_register(SICK)}, {REGISTER: "[?"}, {})
 )
-COLON_FORM = replace(REPORT, annotations={REGISTER: encode_register_colon(TWO)})
 JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
-OTHERWISE = replace(REPORT, differences=("a",))
-MORE = replace(REPORT, differences=("a", "b"))
-
-
-def by_another(sight: NodeSight) -> NodeSight:
-    return replace(sight, reported_by="other T")
 
 
 def offer(allocatable: int, sight: NodeSight = REPORT) -> Finding:
-    return checks.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu", NOON)
+    return doctor.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu", NOON)
 
 
 def handshake(text: str, profile: ReportProfile, sight: NodeSight = REPORT) -> Finding:
     notes = {**sight.annotations, **({HANDSHAKE: text} if text else {})}
-    return checks.judge_handshake(replace(sight, annotations=notes), profile, NOON)
+    return doctor.judge_report(replace(sight, annotations=notes), profile, NOON)
 
 
-def a_lock(seconds: float) -> str:
-    return encode_node_lock(ago(seconds), "demo", "late")
-
-
-def lock(text: str | None) -> Finding:
-    sight = NodeSight(NODE, annotations={} if text is None else {MUTEX_LOCK: text})
-    return checks.judge_lock(sight, NOON)
-
-
-def left(
-    *sockets: PluginSocket, stamps: bool = False, scores: bool = False, **notes: str
-) -> list[Finding]:
-    keys = {"handshake": HANDSHAKE, "score": SCORE}
-    sight = NodeSight(NODE, annotations={keys[name]: text for name, text in notes.items()})
-    return list(checks.judge_leftovers(sight, sockets, stamps=stamps, scores=scores))
+def lock(seconds: float | None, holder: str = "demo/late") -> Finding:
+    since = None if seconds is None else ago(seconds)
+    return doctor.judge_lock(NODE, LockStatus(since=since, holder=holder), NOON)
 
 
 SCHEDULER: list[Case] = [
     (offer(20), ["P-OFFER ok"]),
-    (offer(12), ["P-OFFER wrong|kube-scheduler counts fewer slices than HAMi's"]),
-    (offer(30), ["P-OFFER wrong|HAMi's scheduler counts fewer slices than kube-"]),
-    (offer(5, UNREADABLE), ["P-OFFER note|5; there is no readable"]),
+    (offer(12), ["P-OFFER wrong|12, and the register annotation has 20 healthy"]),
+    (offer(30), ["P-OFFER wrong"]),
+    (offer(5, UNREADABLE), ["P-OFFER wrong|5, and no register annotation that can be read"]),
     (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
     (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER wrong"]),
-    (judge_report(REPORT, JSON), ["P-REPORT ok|HAMi's scheduler 2.8 and later"]),
-    (judge_report(NO_REPORT, JSON), ["P-REPORT wrong|does not exist"]),
-    (judge_report(UNREADABLE, JSON), ["P-REPORT wrong|cannot be read"]),
-    (
-        judge_report(REPORT, COLON),
-        ["P-REPORT wrong|not have the form for HAMi's scheduler 2.5 to 2.7.1"],
-    ),
-    (judge_report(COLON_FORM, COLON), ["P-REPORT ok|2.5 to 2.7"]),
-    (judge_report(OTHERWISE, JSON), ["P-REPORT note| a give this check"]),
-    (judge_report(MORE, JSON), ["P-REPORT note| a, and 1 more"]),
-    (judge_report(REPORT, None), ["P-REPORT ok|says what the agent would write"]),
-    (judge_report(OTHERWISE, None), ["P-REPORT note| a unless"]),
-    (handshake("Deleted_x", JSON), ["P-HANDSHAKE wrong|dropped this node's GPUs"]),
-    (handshake("Requesting_2026.11.20 10:00:00", JSON), ["P-HANDSHAKE ok|has read the report"]),
-    (handshake("Reported x", JSON), ["P-HANDSHAKE ok|Reported: schedulers from 2.8 on do not"]),
-    (handshake("", JSON), ["P-HANDSHAKE note|no scheduler has read the present report"]),
-    (handshake("", JSON, OLD), ["P-HANDSHAKE note|which is 90 s old"]),
-    (handshake("", JSON, FRESH), ["P-HANDSHAKE ok|the report is new"]),
-    (handshake("", JSON, NO_REPORT), ["P-HANDSHAKE ok|or there is none"]),
-    (handshake("", JSON, NONE_HEALTHY), ["P-HANDSHAKE ok|offers no slice"]),
-    (handshake("", COLON), ["P-HANDSHAKE wrong|the agent's stamp is absent"]),
-    (handshake(encode_reported(ago(90)), COLON), ["P-HANDSHAKE note|report of 90 s ago"]),
-    (handshake(encode_reported(ago(9)), COLON), ["P-HANDSHAKE ok|stamps are read"]),
-    (handshake("Reported 2001-01-01 10:00:00", COLON), ["P-HANDSHAKE ok|stamps are read"]),
-    (checks.judge_writer(OTHERWISE), ["P-WRITER ok"]),
-    (checks.judge_writer(by_another(REPORT)), ["P-WRITER ok|would write the same"]),
-    (checks.judge_writer(by_another(OTHERWISE)), ["P-WRITER note|other changed it at T"]),
-    (checks.judge_writer(by_another(UNREADABLE)), ["P-WRITER note"]),
-    (lock(None), ["P-LOCK ok|free"]),
-    (lock("\x1b?"), ["P-LOCK wrong|cannot be read"]),
-    (lock(a_lock(59)), ["P-LOCK ok|by pod demo/late for 59 s"]),
-    (lock(a_lock(61)), ["P-LOCK note|by pod demo/late for 61 s"]),
-    (lock(a_lock(301)), ["P-LOCK wrong|for 5 min"]),
-    (lock(a_lock(301).partition(",")[0]), ["P-LOCK wrong|an unnamed pod"]),
-    (
-        left(LEFT, HAMI, replace(OTHER, alive=False), handshake="Reported 2026", score="[]"),
-        [
-            "P-LEFTOVERS note /d/nvidia-gpu.sock",
-            f"P-LEFTOVERS note {HANDSHAKE} of Node {NODE}",
-            f"P-LEFTOVERS note {SCORE} of Node {NODE}",
-        ],
-    ),
-    (left(handshake="Reported 2026", score="[]", stamps=True, scores=True), ["P-LEFTOVERS ok"]),
-    (left(handshake="Requesting_2026"), ["P-LEFTOVERS ok"]),
-    (left(), ["P-LEFTOVERS ok"]),
+    (handshake("Deleted_x\x1b", JSON), ["P-REPORT wrong|dropped this node's GPUs"]),
+    (handshake("Deleted_x", COLON), ["P-REPORT wrong|dropped this node's GPUs"]),
+    (handshake("Requesting_2026.11.20 10:00:00", JSON), ["P-REPORT ok|Requesting"]),
+    (handshake("", JSON), ["P-REPORT note|no scheduler has read the report"]),
+    (handshake("", JSON, OLD), ["P-REPORT note|of 90 s ago"]),
+    (handshake("", JSON, FRESH), ["P-REPORT ok|the report is new"]),
+    (handshake("", JSON, NO_REPORT), ["P-REPORT ok|or there is none"]),
+    (handshake("", JSON, NONE_HEALTHY), ["P-REPORT ok|offers no slice"]),
+    (handshake("", COLON), ["P-REPORT ok"]),  # there the agent stamps it
+    (lock(None, "\x1b?"), ["P-LOCK wrong|cannot be read|kubectl annotate node"]),
+    (lock(59), ["P-LOCK ok|by demo/late for 59 s"]),
+    (lock(61), ["P-LOCK note|by demo/late for 61 s"]),
+    (lock(301), ["P-LOCK wrong|for 5 min|kubectl annotate node"]),
+    (lock(301, ""), ["P-LOCK wrong|nobody named"]),
 ]
 
 
-def answer(*failed: Check, failure: str = "", denied: bool = False) -> list[Finding]:
-    made = () if failure else (Check("state", ok=True), Check("stream", ok=True), *failed)
-    given = AgentAnswer("/s", made, failure, denied)
-    return list(checks.judge_agent(given))
-
-
-def failed(name: str, text: str, *, required: bool = False) -> Check:
-    return Check(name, ok=False, text=text, required=required)
-
-
-AGENT: list[Case] = [
-    (answer(), ["P-AGENT ok /s the agent is ready; 2 checks of it passed"]),
-    (
-        answer(failed("gpus", "there are no GPUs to share")),
-        ["P-AGENT note gpus there are no GPUs to share", "P-AGENT ok /s"],
-    ),
-    (  # it serves on: the line must not say that no pod gets a GPU
-        answer(failed("api", "the watch of this node's pods is down")),
-        ["P-AGENT note api|is down|new pods with GPUs may be refused", "P-AGENT ok /s"],
-    ),
-    (
-        answer(failed("settings", "the last good settings apply, because these are refused: x")),
-        ["P-AGENT note settings|the agent shares by|`hami-agent config check FILE`", "P-AGENT ok"],
-    ),
-    (
-        answer(failed("gpu_health", "GPU 2 is bad: XID 48 [H-048]")),
-        [
-            "P-AGENT note|`hami-agent status`|no new pod gets this GPU; pods that hold it may fail",
-            "P-AGENT ok",
-        ],
-    ),
-    (
-        answer(
-            failed("registered", "the kubelet is away", required=True),
-            failed("stream", "no", required=True),
-        ),
-        ["P-AGENT wrong registered the kubelet is away", "P-AGENT wrong stream no"],
-    ),
-    (answer(failed("novelty", "", required=True)), ["P-AGENT wrong novelty fails"]),
-    (answer(failure="no such file"), ["P-AGENT wrong /s no agent answers: no such file"]),
-    (answer(failure="denied", denied=True), ["P-AGENT unknown /s denied"]),
-]
-
-
-@pytest.mark.parametrize(("found", "expected"), [*HOST, *FILES, *SERVER, *SCHEDULER, *AGENT])
+@pytest.mark.parametrize(("found", "expected"), [*HOST, *SCHEDULER])
 def test_each_finding_is_one_line(found: Finding | Iterable[Finding], expected: list[str]):
     check(found, expected)
 
 
-def test_a_driver_that_fails_is_not_installed():
-    (found,) = checks.judge_driver("NVML", None, "Unknown Error")
+async def examined(
+    flags: dict[str, str], *groups: str, agent: StatusDocument | Finding | None = None
+) -> tuple[Finding, ...]:
+    settings = make_plan(Sources(flags=flags, host="host")).settings()
+    return await doctor.examine(NodeSeen(settings, {}, frozenset(groups), agent))
 
-    assert "install" not in found.advice
+
+def failed(name: str, text: str = "is away", *, required: bool = False) -> Check:
+    return Check(name, ok=False, text=text, required=required)
+
+
+def answer(*checks: Check, gpus: tuple[GpuStatus, ...] = (), **node: Any) -> StatusDocument:
+    made = (Check("state", ok=True), Check("stream", ok=True), *checks)
+    return StatusDocument(node=NodeStatus(name=NODE, checks=made, **node), gpus=gpus)
+
+
+def gpu(condition: str, **more: Any) -> GpuStatus:
+    return GpuStatus(uuid="GPU-1", index=1, condition=condition, **more)
+
+
+OWN = Path("/proc/self/exe").read_bytes()[:64]
+"""The head of a program of this machine, which its loader takes."""
+READY = "P-AGENT ok readiness the agent is ready; 2 checks of it passed"
+SILENT = Finding("P-AGENT", "wrong", "/s", "no agent answers")
+
+
+@pytest.mark.parametrize(
+    ("agent", "expected"),
+    [
+        (answer(), [READY]),
+        # It serves on: the line must not say that no pod gets a GPU.
+        (answer(failed("api")), [f"P-AGENT note api is away|{SERVED}", READY]),
+        (
+            answer(failed("registered", required=True), failed("stream", "no", required=True)),
+            [f"P-AGENT wrong registered is away|{NO_OFFER}", "P-AGENT wrong stream no"],
+        ),
+        (answer(failed("novelty", "", required=True)), ["P-AGENT wrong novelty fails"]),
+        # A fault is one line: a driver that is away leaves no GPUs, and nothing is registered.
+        (
+            answer(
+                *(failed(name, required=True) for name in ("inventory", "registered", "stream")),
+                *(failed("driver"), failed("gpus"), failed("gpus_answering"), failed("offer")),
+            ),
+            ["P-DRIVER wrong driver is away"],
+        ),
+        (answer(failed("cdi", "GPU 2 is in none")), ["P-CDI wrong cdi GPU 2 is in none", READY]),
+        (answer(failed("gpus_answering")), ["P-GPU note gpus_answering", READY]),
+        (
+            answer(
+                failed("gpu_health", "GPU 1 is lost"),
+                gpus=(gpu("lost", text="it is gone: reboot", action="reboot", serving=False),),
+            ),
+            ["P-GPU wrong GPU 1 is lost: it is gone: reboot|no new pod gets this GPU", READY],
+        ),
+        (
+            answer(gpus=(gpu("unmonitored", cause="released", serving=False),)),
+            ["P-GPU note GPU 1 is released: released|no new pod gets this GPU", READY],
+        ),
+        (
+            answer(gpus=(gpu("unmonitored", text="no events"), gpu("ok"))),
+            ["P-GPU note GPU 1 is unmonitored: no events|new pods still get", READY],
+        ),
+        (
+            answer(lock=LockStatus(since=None, holder="?")),
+            [READY, "P-LOCK wrong|cannot be read (?)"],
+        ),
+        (SILENT, ["P-DRIVER wrong", "P-AGENT wrong /s no agent answers"]),
+    ],
+)
+async def test_what_the_agent_says_is_told_once(
+    agent: StatusDocument | Finding, expected: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    async def none(_):
+        raise OSError(errno.EIO, "no driver")
+        yield
+
+    monkeypatch.setattr(doctor, "_scans", none)
+    found = await examined({"--scheduler": "none"}, "agent", "driver", "scheduler", agent=agent)
+
+    check(found, expected)
+
+
+@pytest.mark.looptime(False)
+@pytest.mark.parametrize(
+    ("preload", "library", "modes", "expected"),
+    [
+        ("{}/vgpu/libvgpu.so\n", "good", (0o644, 0o644), ["P-PRELOAD ok|containers load", "", ""]),
+        ("# a\n/opt/x.so {}/vgpu/libvgpu.so", "good", (0o644, 0o644), ["P-PRELOAD ok", "", ""]),
+        ("", "good", (0o644, 0o644), [f"P-PRELOAD wrong|names no library|{NO_OFFER}", "", ""]),
+        ("{}/vgpu/libvgpu.so\r\n", "good", (0o644, 0o644), ["P-PRELOAD wrong|its only", "", ""]),
+        ("{}/vgpu/libvgpu.so", "empty", (0o644, 0o644), ["P-PRELOAD wrong|is empty or", "", ""]),
+        ("{}/vgpu/libvgpu.so", None, (0o644, 0o644), ["P-LIBRARY wrong|not installed|HA-5005"]),
+        (
+            "{}/vgpu/libvgpu.so",
+            "good",
+            (0o666, 0o640),
+            [
+                "P-PRELOAD ok",
+                "P-PRELOAD wrong|libvgpu.so|others than root may write it|mode 0666",
+                "P-PRELOAD wrong|ld.so.preload|not everybody may read it|mode 0640",
+            ],
+        ),
+    ],
+)
+async def test_what_containers_load_is_judged_by_the_rule_of_the_agent(
+    tmp_path: Path, preload: str, library: str | None, modes: tuple[int, int], expected: list[str]
+):
+    (tmp_path / "vgpu").mkdir()
+    files = tmp_path / "vgpu/libvgpu.so", tmp_path / "vgpu/ld.so.preload"
+    files[1].write_text(preload.format(tmp_path))
+    if library is not None:
+        files[0].write_bytes(OWN if library == "good" else b"")
+    for file, mode in zip(files, modes, strict=True):
+        if file.exists():
+            file.chmod(mode)
+    found = await examined({"--hook-path": str(tmp_path)}, "library")
+
+    check(found, [line or "P-PRELOAD ok" for line in expected])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.looptime(False)
+async def test_a_library_of_another_user_is_wrong(tmp_path: Path):
+    (tmp_path / "vgpu").mkdir()
+    for name in ("libvgpu.so", "ld.so.preload"):
+        (tmp_path / "vgpu" / name).write_bytes(OWN)
+        os.chown(tmp_path / "vgpu" / name, 7, 7)
+    found = await examined({"--hook-path": str(tmp_path)}, "library")
+
+    assert 2 == sum("others than root may write it (uid 7" in one.said for one in found)
 
 
 def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
@@ -337,5 +289,3 @@ def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
 
     assert {NODE} == {right.name for right in asked if right.resource == "nodes"}
     assert {Right("patch", "nodes/status", name=NODE)} == set(more) - set(asked)
-    for_all = {(one.verb, one.resource) for one in more if not one.selector and one.name != NODE}
-    assert set() == for_all & {(one.verb, one.resource) for one in checks.UNNEEDED}
