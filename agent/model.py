@@ -6,17 +6,11 @@ import functools
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Final, NewType
+from typing import Annotated, Final, Literal, NewType
 
 import msgspec
 
 from agent.setting import Field, boolean, choice, indexes, number, resource_name, texts, whole
-
-
-def has_passed(span: dt.timedelta, since: dt.datetime, now: dt.datetime) -> bool:
-    """Whether `since` is at least `span` ago, or in the future: then the clock was set back."""
-    return not dt.timedelta(0) <= now - since < span
-
 
 # The health of one GPU: its condition, the cause, and what a person should do.
 
@@ -689,19 +683,8 @@ class Probe(msgspec.Struct, frozen=True):
 # Settings of the web pages. Without aiohttp: verbs that only read settings do not load it.
 
 
-class ReaderPolicy(enum.StrEnum):
-    """Whose requests for what names pods are answered over TCP."""
-
-    LOCAL = "local"
-    ALL = "all"
-
-
-class HamiNames(enum.StrEnum):
-    """By which names the metrics also have the series of HAMi's vGPUmonitor."""
-
-    NONE = "none"
-    CURRENT = "current"
-    """Of HAMi 2.9 and later."""
-    LEGACY = "legacy"
-    """Of HAMi up to and including 2.8, which later ones serve with `--legacy-metrics`."""
-    BOTH = "both"
+ReaderPolicy = Literal["local", "all"]
+"""Whose requests for what names pods are answered over TCP."""
+HamiNames = Literal["none", "current", "legacy", "both"]
+"""By which names the metrics also have the series of HAMi's vGPUmonitor: of HAMi 2.9 and later; of
+HAMi up to and including 2.8, which later ones serve with `--legacy-metrics`."""

@@ -70,6 +70,7 @@ class ContainerProcesses:
         self._cgroups = cgroups
         self._proc = proc
         self._is_due = False
+        """Whether the last round asked about a pod whose cgroup is not known."""
         self._pods: dict[str, Path] = {}
         """The cgroups of the pods that were ever seen; a path stays when its cgroup is gone."""
         self._owners: dict[Path, str] = {}
@@ -87,18 +88,17 @@ class ContainerProcesses:
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
         self._owners = {path: name for path, name in self._owners.items() if path.is_dir()}
         self._known = {path: pids for path, pids in self._known.items() if path in self._owners}
-        self._is_due = self._is_host
+        # One search a round, and not at the cost of a region. A pod that was just answered has no
+        # cgroup yet, so only one that was asked about is searched for.
+        if self._is_due:
+            self._pods |= _pods(self._cgroups)
+        self._is_due = False
 
     def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
         """Those of the PIDs in the container of that directory that exist; None: not known."""
         uid, living = name.partition("_")[0], frozenset[int]()
-
-        # One search a round, and only for a pod that is asked about: one that was just answered has
-        # no cgroup yet.
-        if self._is_due and not (uid in self._pods and self._pods[uid].is_dir()):
-            self._is_due = False
-            self._pods |= _pods(self._cgroups)
-
+        if uid not in self._pods or not self._pods[uid].is_dir():
+            self._is_due = self._is_host
         if uid not in self._pods:
             return None
 
@@ -388,7 +388,7 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
         at=at,
         state=sums.state,
         gpus=tuple(
-            ContainerGpuUse(gpu.index, uuid, gpu.memory_limit, gpu.core_limit, memory, percent)
+            ContainerGpuUse(uuid, gpu.memory_limit, memory, percent)
             for gpu, uuid, memory, percent in zip(
                 region.gpus, uuids, sums.memory, sums.sm_percent, strict=False
             )
@@ -431,8 +431,6 @@ ACTIVE_FOR: Final = dt.timedelta(seconds=10)
 """For how long a container counts as active after its last kernel, or its last use of an SM."""
 HIGHEST_RECENT: Final = 5
 """The highest recent_kernel that is counted down. HAMi-core sets 2; any process can set more."""
-HELD: Final = -1
-"""The recent_kernel with which HAMi-core holds launches back."""
 
 
 class RegionUser(msgspec.Struct, frozen=True):
@@ -496,7 +494,8 @@ def feedback(
         if is_limited:
             release[name] = RegionChange(False, 0 if is_held else None)
 
-        recent = min(region.recent_kernel, HELD) if is_held else max(user.recent_kernel, 0)
+        # HAMi-core holds launches back while it is below 0.
+        recent = min(region.recent_kernel, -1) if is_held else max(user.recent_kernel, 0)
         change = RegionChange(
             is_limiting=is_limited if is_limited != region.is_limiting else None,
             recent_kernel=recent if recent != region.recent_kernel else None,

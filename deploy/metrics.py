@@ -20,7 +20,6 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector
 
 from agent.errors import RefusalReason
-from agent.model import HamiNames
 from agent.status import NodeStatus, StatusFacts
 from agent.web.metrics import PREFIX, AgentCollector
 
@@ -138,7 +137,7 @@ def described() -> list[Described]:
 def of_page() -> Iterable[Metric]:
     """The families that are made of the facts of a node, here of none."""
     facts = StatusFacts(dt.datetime.fromtimestamp(0, dt.UTC), NodeStatus(name="node"))
-    return AgentCollector(lambda: facts, hami=HamiNames.BOTH).collect()
+    return AgentCollector(lambda: facts, hami="both").collect()
 
 
 def of_family(family: Metric) -> Described:

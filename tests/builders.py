@@ -263,10 +263,8 @@ def a_gpu_use(
 ) -> ContainerGpuUse:
     """The use of one GPU by one container."""
     return ContainerGpuUse(
-        index=0,
         uuid=uuid,
         memory_limit=limit_mib * MIB,
-        core_limit=30,
         memory=MemoryUse(context=100 * MIB, buffer=(mib - 100) * MIB, total=mib * MIB),
         sm_percent=sm_percent,
     )

@@ -55,8 +55,6 @@ from agent.setting import text_where
 from agent.settings.reading import Sources
 from agent.usage import HostRegions
 
-PROGRAM: Final = "hami-agent-cordon"
-"""The field manager: what an operator writes does not count as an agent's."""
 NAME: Final = re.compile(r"[^/:]{1,64}")
 """A name of a GPU that the agent's HTTP server accepts."""
 DEADLINES: Final = {"recheck": 10.0, "was-reset": 10.0, "release": 15.0}
@@ -89,9 +87,7 @@ DESCRIPTIONS: Final = {
     "cordon": "Writes the GPU into the Node's annotation hami.io/device-cordon. HAMi's scheduler "
     "(2.10 and later) then places no new pods on it. Pods that run there go on, and the agent and "
     "the kubelet offer its slices as before. For work on a GPU: cordon it, delete the pods that "
-    "hold it, `release` it, do the work, `recheck` it, and uncordon it. For work on the whole "
-    "node: `kubectl cordon NODE`, `kubectl drain NODE --ignore-daemonsets`, the work, and "
-    f"`kubectl uncordon NODE`.{_NEEDS}",
+    f"hold it, `release` it, do the work, `recheck` it, and uncordon it.{_NEEDS}",
     "uncordon": "Removes the GPU from the Node's annotation hami.io/device-cordon. HAMi's "
     f"scheduler may then place new pods on it again.{_NEEDS}",
 }
@@ -239,7 +235,8 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         args.node = read.taken().settings().node
 
     on = args.verb == "cordon"
-    async with open_session(connection, PROGRAM) as session:
+    # Another field manager: what an operator writes does not count as an agent's.
+    async with open_session(connection, "hami-agent-cordon") as session:
         api = KubeApi(session, args.node)
         seen = await api.get_node()
         if seen is None:

@@ -22,15 +22,7 @@ INT64 = (-(2**63), 2**63 - 1)
 UINT32 = (0, 2**32 - 1)
 
 _DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
-"""A sign and digits, no space, no underscore; leading zeros apart."""
-
-
-def parse_int(text: str, bounds: tuple[int, int]) -> int | None:
-    """Parse a decimal as Go's ParseInt does; None: it is none, or outside the inclusive bounds."""
-    match = _DECIMAL.fullmatch(text)
-    value = int(match[1] + match[2]) if match else None
-    return value if value is not None and bounds[0] <= value <= bounds[1] else None
-
+"""As Go's ParseInt reads: a sign and digits, no space, no underscore; leading zeros apart."""
 
 # The register annotation of the Node's GPUs in the form for schedulers from 2.8 on: a JSON array of
 # GPUs, fixed key order, zero values absent. Source: HAMi v2.10 pkg/device/devices.go,
@@ -146,11 +138,6 @@ def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
 #
 # Source: HAMi v2.10 pkg/device/devices.go, DecodeNodeDevices (7 fields were HAMi v2.4's).
 
-LENGTHS = (7, 9)
-"""Fields of a record. Only HAMi v2.4 wrote and read 7."""
-DEFAULT_MODE = "hami-core"
-"""The mode of a record with 7 fields."""
-
 _SEPARATORS = re.compile("[,:]")
 
 
@@ -202,10 +189,10 @@ def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
 
 def _gpu(record: str, where: str) -> RegisteredGpu:
     fields = record.split(",")
-    if len(fields) not in LENGTHS:
+    if len(fields) not in (7, 9):  # only HAMi v2.4 wrote and read 7
         raise MalformedText(f"{where}: {cap(record)!r} has {len(fields)} fields; expected 7 or 9")
     uuid, count, memory, cores, type_name, numa, health = fields[:7]
-    index, mode = fields[7:] or ("0", DEFAULT_MODE)
+    index, mode = fields[7:] or ("0", "hami-core")
     if health not in TRUE | FALSE:
         raise MalformedText(f"{where}, health is {cap(health)!r}, neither true nor false")
     return RegisteredGpu(
@@ -222,11 +209,10 @@ def _gpu(record: str, where: str) -> RegisteredGpu:
 
 
 def _number(text: str, bounds: tuple[int, int], where: str) -> int:
-    value = parse_int(text, bounds)
-    if value is None:
-        low, high = bounds
+    match, (low, high) = _DECIMAL.fullmatch(text), bounds
+    if not match or not low <= int(match[1] + match[2]) <= high:
         raise MalformedText(f"{where} is {cap(text)!r}, not an integer from {low} to {high}")
-    return value
+    return int(match[1] + match[2])
 
 
 # The handshake annotation: a word and the time when it was written. Source: HAMi v2.10
@@ -281,20 +267,6 @@ def encode_scores(scores: Scores) -> str:
     )
 
 
-class _PairScores(msgspec.Struct, frozen=True):
-    uuid: GpuUuid
-    score: dict[GpuUuid, int]
-
-
-def read_scores(text: str | None) -> Scores | None:
-    """Decode the score annotation; None if it is absent or unreadable."""
-    try:
-        pairs = msgspec.json.decode(text or "", type=tuple[_PairScores, ...])
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return {pair.uuid: pair.score for pair in pairs}
-
-
 class ReportProfile(enum.StrEnum):
     """The form of the register annotation. It depends on the scheduler's version."""
 
@@ -334,8 +306,6 @@ class ReportSettings(msgspec.Struct, frozen=True):
 # Computes the register and score annotations, and compares them with the present ones. The order of
 # GPUs does not count: HAMi's plugin, which may run beside the agent, has another at each scan.
 
-Annotations = Mapping[str, str]
-
 
 class NodeReport(msgspec.Struct, frozen=True):
     """The wanted texts; `score` None: there must be none.
@@ -360,7 +330,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 def report_of(
-    inventory: Inventory, annotations: Annotations, settings: ReportSettings
+    inventory: Inventory, annotations: Mapping[str, str], settings: ReportSettings
 ) -> NodeReport | None:
     """Compute the report of the inventory; None before the first scan and without any GPU.
 
@@ -376,9 +346,10 @@ def report_of(
     gpus, wanted = registered(inventory, colon=not is_json), score
     if not gpus:
         gpus = tuple(msgspec.structs.replace(gpu, healthy=False) for gpu in held)
+    elif settings.topology_score:
+        wanted = encode_scores(pair_scores(shared.gpu for shared in told(inventory)))
     else:
-        linked = [shared.gpu for shared in told(inventory)] if settings.topology_score else []
-        wanted = encode_scores(pair_scores(linked)) if linked else None
+        wanted = None
     if not gpus:
         return None
 
@@ -387,7 +358,7 @@ def report_of(
     is_same = is_same_form and collections.Counter(gpus) == collections.Counter(held)
     register_differs = register != text and not is_same
     changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
-    if wanted != score and (wanted is None or read_scores(wanted) != read_scores(score)):
+    if wanted != score:
         changes = {REGISTER: register, SCORE: wanted}
     return NodeReport(gpus, held, register, wanted, register_differs, changes)
 

@@ -37,16 +37,13 @@ class RegionProcess(msgspec.Struct, frozen=True):
 
 
 class RegionGpu(msgspec.Struct, frozen=True):
-    """One GPU of the container. `index`: by NVML's order in the container, see `cuda_order`.
+    """One GPU of the container, in NVML's order there. `memory_limit`: bytes; 0: none.
 
-    - `uuid`: empty where the library has not written it.
-    - `memory_limit`: bytes; 0: none. `core_limit`: percent; 100 or more: none.
+    `uuid`: empty where the library has not written it.
     """
 
-    index: int
     uuid: str
     memory_limit: int
-    core_limit: int
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -248,12 +245,11 @@ def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
         raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
 
     memory = struct.unpack_from(f"<{count}Q", head, offsets.memory_limits)
-    cores = struct.unpack_from(f"<{count}Q", head, offsets.core_limits)
     uuids = _uuids(offsets, head)[:count]
     is_time = 0 < seconds <= _LATEST
     return Region(
         layout=offsets.layout,
-        gpus=tuple(map(RegionGpu, range(count), uuids, memory, cores)),
+        gpus=tuple(map(RegionGpu, uuids, memory)),
         processes=tuple(_process(offsets, slots, slot, count) for slot in live),
         is_limiting=switch != 0,
         recent_kernel=recent_kernel,

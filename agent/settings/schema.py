@@ -236,11 +236,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ReaderPolicy,
         Field(
             "web.readers",
-            choice(*ReaderPolicy),
+            choice("local", "all"),
             "Who may read the page and /api/v1 at the port, which name pods: local or all.",
             "--web-readers",
         ),
-    ] = ReaderPolicy.LOCAL
+    ] = "local"
     metric_containers: Annotated[
         bool, Field("metrics.containers", boolean, "Name pods and containers in the metrics.")
     ] = True
@@ -248,12 +248,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         HamiNames,
         Field(
             "metrics.hami",
-            choice(*HamiNames),
+            choice("none", "current", "legacy", "both"),
             "Serve the series of HAMi's vGPUmonitor by its names since 2.9 (current), up to 2.8 "
             "(legacy), or both. Set none where the monitor of the same node is scraped, or sums "
             "double. An agent that observes serves none.",
         ),
-    ] = HamiNames.CURRENT
+    ] = "current"
     feedback: Annotated[
         bool,
         Field(

@@ -28,7 +28,7 @@ from agent.allocate.room import promised, takes_room
 from agent.cluster import CORE_POLICY_ENV
 from agent.hami.region import RegionState
 from agent.kit.timing import Durations, Tally
-from agent.ledger import Holder, Row
+from agent.ledger import Holder, Row, gaps
 from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels
 from agent.web.server import Page, Reused
@@ -102,6 +102,10 @@ def _divided(number: int | None, by: float) -> float | None:
 
 
 _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
+    (): {
+        "allocation_unconfirmed": "Answers that the kubelet has not confirmed after 60 s.",
+        "allocation_drifted": "Containers with slices of another GPU that nobody could prevent.",
+    },
     ("version",): {
         "build_info": "Version of this agent; the value is 1.",
         "driver_info": "Version of the NVIDIA driver; the value is 1.",
@@ -144,9 +148,8 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
     },
     (*CONTAINER, "keeper", "policy"): {
         "container_limits_info": (
-            "Who keeps a container's limits (hami-core, none, or unknown: its pod is not known), "
-            "and when its compute limit applies (default: beside other busy containers, force, "
-            "disable); the value is 1."
+            "Who keeps a container's limits (unknown: its pod is not known), and when its compute "
+            "limit applies (default: beside other busy containers); the value is 1."
         )
     },
 }
@@ -167,6 +170,11 @@ def _of_node(facts: StatusFacts, labels: _Named, counted: Collection[str]) -> _M
     yield (facts.about.version,), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
+
+    drifted, late = gaps(facts.ledger, facts.now)
+    yield (), {"allocation_unconfirmed": late}
+    if facts.about.scheduler == "hami":  # plain mode has nothing to compare with
+        yield (), {"allocation_drifted": drifted}
 
     for check in facts.checks:
         yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
@@ -263,7 +271,7 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
         idle = None if use.idle is None else use.idle.total_seconds()
         yield name, {"container_idle_seconds": idle}
 
-        for gpu in use.gpus:
+        for index, gpu in enumerate(use.gpus):
             memory = gpu.memory
             numbers = {
                 "container_memory_used_bytes": memory.total,
@@ -280,7 +288,7 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
                 "module": memory.module,
                 "buffer": memory.buffer,
             }
-            of = (*name, str(gpu.index), gpu.uuid[:UUID_LENGTH])
+            of = (*name, str(index), gpu.uuid[:UUID_LENGTH])
             yield (*of, ZONE), of_hami
 
             # Sizes that HAMi has as label values; the last is what the others leave of the total.
@@ -310,7 +318,7 @@ _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "d
 """The labels of a measure beside those of its GPU or container."""
 
 _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]] = {
-    HamiNames.CURRENT: {
+    "current": {
         ("node", "device_index", "device_uuid", "device_type"): {
             "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU memory in use, in bytes"),
             "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU utilization (0-100)"),
@@ -333,7 +341,7 @@ _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]
             "hami_vgpu_memory_buffer_bytes": ("buffer", "vGPU memory of buffers in bytes"),
         },
     },
-    HamiNames.LEGACY: {
+    "legacy": {
         ("nodeid", "deviceidx", "deviceuuid", "devicetype"): {
             "HostGPUMemoryUsage": ("gpu_used", "GPU memory in use, in bytes"),
             "HostCoreUtilization": ("gpu_busy", "GPU utilization (0-100)"),
@@ -351,11 +359,11 @@ _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]
 
 
 def _of_hami(names: HamiNames, version: str, sums: _Sums) -> Iterator[Metric]:
-    if names is HamiNames.NONE:
+    if names == "none":
         return
 
     for form, tables in _HAMI.items():
-        for labels, families in tables.items() if names in {form, HamiNames.BOTH} else ():
+        for labels, families in tables.items() if names in {form, "both"} else ():
             for name, (measure, text) in families.items():
                 further = _FURTHER.get(measure, ())
                 yield _family(name, text, (*labels, *further, "zone"), sums[measure])
@@ -376,7 +384,7 @@ class AgentCollector(Collector):
     facts: Callable[[], StatusFacts]
     services: Services = ((), (), ())
     names_pods: bool = True
-    hami: HamiNames = HamiNames.NONE
+    hami: HamiNames = "none"
 
     @override
     def collect(self) -> Iterator[Metric]:

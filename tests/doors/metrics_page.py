@@ -11,16 +11,7 @@ from agent.cluster import PodUid, Role
 from agent.hami.region import MemoryUse, RegionState
 from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Ledger
-from agent.model import (
-    NO_INDEX,
-    Condition,
-    GpuSample,
-    HamiNames,
-    Share,
-    SliceGroup,
-    SliceList,
-    slice_id,
-)
+from agent.model import NO_INDEX, Condition, GpuSample, Share, SliceGroup, SliceList, slice_id
 from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
@@ -148,11 +139,11 @@ def a_node() -> StatusFacts:
     ]
     memory = MemoryUse(context=100, module=20, buffer=3, total=200)
     forged = MemoryUse(context=5, total=4)  # what is left of the total wraps, as in HAMi
-    first = a_gpu_use(memory_limit=3 << 30, sm_percent=25, core_limit=30)
+    first = a_gpu_use(memory_limit=3 << 30, sm_percent=25)
     used = {
         both.key: a_use(
             msgspec.structs.replace(first, memory=memory),
-            a_gpu_use(3, total=1 << 30, memory_limit=0, sm_percent=250, core_limit=100),
+            a_gpu_use(3, total=1 << 30, memory_limit=0, sm_percent=250),
             processes=3,
             last_kernel=NOON - dt.timedelta(seconds=90, milliseconds=700),
         ),
@@ -199,12 +190,10 @@ def counts():
     return (xids, started, errors), (waits,), (gauge,)
 
 
-def a_gpu_use(index=0, *, uuid=None, total=0, memory_limit=0, sm_percent=0, core_limit=0):
+def a_gpu_use(index=0, *, uuid=None, total=0, memory_limit=0, sm_percent=0):
     """What a container uses of one GPU."""
     name = a_uuid(index) if uuid is None else uuid
-    return ContainerGpuUse(
-        index, name, memory_limit, core_limit, MemoryUse(total=total), sm_percent
-    )
+    return ContainerGpuUse(name, memory_limit, MemoryUse(total=total), sm_percent)
 
 
 def a_use(*gpus, **more):
@@ -212,7 +201,7 @@ def a_use(*gpus, **more):
     return ContainerUse(NOON, RegionState.READABLE, gpus, **more)
 
 
-async def golden_lines(hami=HamiNames.BOTH):
+async def golden_lines(hami="both"):
     """What a_node() shows, without the series about the process."""
     text, _ = await scrape(a_node(), counts(), hami=hami)
     return [line for line in text.splitlines() if not line.startswith(LEFT_OUT)]

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agent.cluster import PodTable
 from agent.hami.region import MemoryUse, Region, RegionGpu, RegionProcess, RegionState
 from agent.ledger import ContainerEdits
-from agent.model import NO_INDEX, HamiNames, Share
+from agent.model import NO_INDEX, Share
 from agent.usage import ContainerUse, use_of
 from agent.web import metrics
 from agent.web.metrics import AgentCollector, metrics_page
@@ -58,9 +58,9 @@ async def test_hamis_series_are_served_by_the_names_that_are_wanted():
     build = [line for line in golden if line.startswith("hami_build_info")]
     legacy = [line for line in golden if not line.startswith("hami_")]
 
-    assert own == await golden_lines(HamiNames.NONE)
-    assert current == await golden_lines(HamiNames.CURRENT)
-    assert sorted(own + legacy + build) == sorted(await golden_lines(HamiNames.LEGACY))
+    assert own == await golden_lines("none")
+    assert current == await golden_lines("current")
+    assert sorted(own + legacy + build) == sorted(await golden_lines("legacy"))
 
 
 async def test_a_page_that_many_ask_for_is_rendered_once_in_a_while(monkeypatch):
@@ -99,7 +99,7 @@ async def test_no_two_gpus_have_one_label(uuids, indexes, present, names):
 
 
 async def test_pods_are_named_only_where_that_is_wanted():
-    text, _ = await scrape(a_node(), names_pods=False, hami=HamiNames.BOTH)
+    text, _ = await scrape(a_node(), names_pods=False, hami="both")
 
     assert [False] * 3 == [name in text for name in ("train-0", "twin", "container_memory")]
     assert "hami_agent_memory_allocated_bytes" in text
@@ -157,7 +157,7 @@ async def test_prometheus_reads_the_page_whatever_it_accepts():
 
 async def test_all_types_pass_the_parser_of_openmetrics_and_no_series_comes_twice():
     registry = CollectorRegistry()
-    registry.register(AgentCollector(a_node, counts(), hami=HamiNames.BOTH))
+    registry.register(AgentCollector(a_node, counts(), hami="both"))
     text = generate_latest(registry).decode()
     families = {family.name: family for family in parse_open(text)}
 
@@ -203,7 +203,7 @@ def test_whatever_regions_say_no_series_is_there_twice_and_none_is_of_another_gp
         for row, gpus in zip(rows, regions, strict=True)
     }
     cells = facts(an_inventory(count=2), rows=rows, used=found.get)
-    page = AgentCollector(lambda: cells, hami=HamiNames.BOTH).collect()
+    page = AgentCollector(lambda: cells, hami="both").collect()
     named = [
         (sample.name, *sorted(sample.labels.items()))
         for family in page
@@ -222,10 +222,7 @@ def a_reading(gpus):
         memory=tuple(MemoryUse(part, part, part, total) for _, _, _, part, total in gpus),
         sm_percent=tuple(total for *_, total in gpus),
     )
-    named = tuple(
-        RegionGpu(index, uuid, memory, cores)
-        for index, (uuid, memory, cores, *_) in enumerate(gpus)
-    )
+    named = tuple(RegionGpu(uuid, memory) for uuid, memory, *_ in gpus)
     region = Region(
         "v1.2", named, (process,), is_limiting=False, recent_kernel=0, priority=0, last_kernel=NOON
     )

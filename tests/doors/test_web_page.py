@@ -14,7 +14,6 @@ import pytest
 from aiohttp import web
 
 from agent.cluster import MUTEX_LOCK, NodeView
-from agent.model import ReaderPolicy
 from agent.node import Check
 from agent.status import (
     AllocationStatus,
@@ -186,7 +185,7 @@ def test_an_empty_node_says_so():
     assert 2 == text.count("None.")
 
 
-def reading(made=busy, policy=ReaderPolicy.LOCAL):
+def reading(made=busy, policy="local"):
     """A client of a server of the page of `made()`."""
     return client_of(reading_pages(made, policy))
 
@@ -239,7 +238,7 @@ async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
         asked.append(asyncio.get_running_loop().time())
         return busy(gpus=1)
 
-    door = reading_pages(made, ReaderPolicy.ALL)["/"]
+    door = reading_pages(made, "all")["/"]
     bodies = set()
     for _ in range(3):
         for _ in range(20):

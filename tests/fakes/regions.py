@@ -112,10 +112,10 @@ def changed(region: Region, change: RegionChange) -> Region:
 
 
 def a_region(*uuids: str, **fields) -> Region:
-    """A region of these GPUs with 8 GiB and 30 percent of each, as a new one is."""
+    """A region of these GPUs with 8 GiB of each, as a new one is."""
     new = Region(
         layout="v1.2",
-        gpus=tuple(RegionGpu(index, uuid, 2**33, 30) for index, uuid in enumerate(uuids)),
+        gpus=tuple(RegionGpu(uuid, 2**33) for uuid in uuids),
         processes=(),
         is_limiting=True,
         recent_kernel=2,

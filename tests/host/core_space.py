@@ -186,7 +186,9 @@ class CoreContainer:
             return RegionReading(error.sums.state, reason=error.sums.reason)
         except FileNotFoundError:
             return RegionReading(RegionState.ABSENT)
-        self._processes.begin([NAME])
+        for _ in range(2):
+            self._processes.begin([NAME])
+            self._processes.alive(NAME, frozenset({1}))
         pids = frozenset(process.pid for process in region.processes)
         alive = self._processes.alive(NAME, pids)
         return RegionReading(RegionState.READABLE, region, alive=alive)

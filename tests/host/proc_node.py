@@ -48,6 +48,7 @@ class ProcNode:
 
     def alive(self, *pids: int, name: str = MAIN) -> set[int] | None:
         """Which of the PIDs exist; None: not known."""
-        self.processes.begin([name])
-        found = self.processes.alive(name, frozenset(pids))
+        for _ in range(2):  # one to ask, one to know
+            self.processes.begin([name])
+            found = self.processes.alive(name, frozenset(pids))
         return None if found is None else set(found)

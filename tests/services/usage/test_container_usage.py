@@ -146,7 +146,7 @@ async def test_in_plain_mode_a_region_without_names_counts_by_the_order_of_the_a
         {"processes": (a_process(GIB, sm=101),)},
         {"processes": tuple(a_process(0, sm=2, pid=pid) for pid in range(1, 1025))},
         {"processes": (a_process(GIB, sm=2**64 - 1),)},
-        {"gpus": (RegionGpu(0, G1, 2**63, 30),)},
+        {"gpus": (RegionGpu(G1, 2**63),)},
     ],
     ids=["memory", "huge", "sum", "part", "percent", "many percents", "u64", "limit"],
 )

@@ -32,10 +32,7 @@ def expected(layout: str, fields: dict[str, Any]) -> Region:
     last = fields.get("last_kernel_time")
     return Region(
         layout=layout,
-        gpus=tuple(
-            RegionGpu(i, fields["uuids"][i], fields["limit"][i], fields["sm_limit"][i])
-            for i in range(count)
-        ),
+        gpus=tuple(RegionGpu(fields["uuids"][i], fields["limit"][i]) for i in range(count)),
         processes=tuple(
             process_of(slot, count)
             for slot in fields["procs_nonzero"]

@@ -11,7 +11,7 @@ from tests.fakes.regions import RegionReading, a_process, a_region
 
 NOW = dt.datetime(2026, 11, 26, 12, tzinfo=dt.UTC)
 BEFORE = NOW - dt.timedelta(seconds=30)
-GPUS = (RegionGpu(0, "GPU-a", 100, 30), RegionGpu(1, "", 0, 100))
+GPUS = (RegionGpu("GPU-a", 100), RegionGpu("", 0))
 
 
 def a_sum_process(pid, *totals, sm=0):
