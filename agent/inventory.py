@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NoReturn
@@ -26,11 +25,11 @@ from agent.model import (
     Condition,
     Gpu,
     GpuFault,
+    GpuSample,
     GpuUuid,
     Health,
     Held,
     Inventory,
-    Sampled,
     Scan,
     SharedGpu,
     SharingSettings,
@@ -117,65 +116,49 @@ class Discovery:
 
 SAMPLE_PERIOD: Final = 5.0
 DEADLINE: Final = 2.0
-FRESH: Final = 2 * SAMPLE_PERIOD + DEADLINE
-"""Seconds for which a sample counts as the present usage."""
 
 
 class Samples:
     """Asks the GPUs of the inventory for their usage.
 
     A GPU that is lost, gone or silent is not asked until its probes pass. Failures are not reported
-    here: the probes report them. The sample of a GPU that leaves the inventory is dropped.
+    here: the probes report them.
     """
 
-    def __init__(self, driver: Driver, inventory: Cell[Inventory], clock: Clock) -> None:
+    def __init__(self, driver: Driver, inventory: Cell[Inventory]) -> None:
         self._driver = driver
         self._inventory = inventory
-        self._origin = clock.now() - dt.timedelta(seconds=loop_time())
-        self._newest: dict[GpuUuid, Sampled] = {}
+        self._newest: Mapping[GpuUuid, GpuSample] = {}
+        """Of the GPUs that answered in the last round."""
 
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:
-            inventory = self._inventory.value
-            here = {gpu.uuid for gpu in inventory.gpus}
-            self._newest = {uuid: one for uuid, one in self._newest.items() if uuid in here}
-
+            answers: dict[GpuUuid, GpuSample] = {}
             async with asyncio.TaskGroup() as tasks:
-                for gpu in inventory.gpus:
+                for gpu in self._inventory.value.gpus:
                     # A GPU that is filtered out may still be in use: it is asked, too.
                     health = gpu.health
                     if gpu.there and health.condition is not Condition.LOST and not health.silent:
-                        tasks.create_task(self._ask(gpu.uuid))
+                        tasks.create_task(self._ask(gpu.uuid, answers))
 
+            self._newest = answers
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
 
-    async def _ask(self, uuid: GpuUuid) -> None:
-        try:
+    async def _ask(self, uuid: GpuUuid, answers: dict[GpuUuid, GpuSample]) -> None:
+        with contextlib.suppress(DriverError, GpuError, TimeoutError):
             async with asyncio.timeout(DEADLINE):
-                sample = await self._driver.sample(uuid)
-        except (DriverError, GpuError, TimeoutError):
-            return
+                answers[uuid] = await self._driver.sample(uuid)
 
-        self._newest[uuid] = Sampled(self._ago(0), sample)
-
-    def newest(self, uuid: GpuUuid) -> Sampled | None:
+    def newest(self, uuid: GpuUuid) -> GpuSample | None:
         """The usage of one GPU now; None: it is not asked or does not report it."""
-        newest = self._newest.get(uuid)
-        return newest if newest and newest.at >= self._ago(FRESH) else None
-
-    def _ago(self, seconds: float) -> dt.datetime:
-        return self._origin + dt.timedelta(seconds=loop_time() - seconds)
+        return self._newest.get(uuid)
 
 
 # Checks the node for faults for which every new pod would be refused, and withholds all slices.
 #
-# If a node refuses every new pod but still offers slices, controllers keep creating pods and the
-# scheduler keeps sending them there. While slices are withheld, the kubelet rejects every bound
-# pod.
-#
-# A check raises what an Allocate would raise at that step. A short stall of a disk is no fault: an
-# Allocate waits for it.
+# If such a node still offers slices, controllers keep creating pods and the scheduler keeps sending
+# them there. A check raises what an Allocate would raise at that step.
 
 CHECK_PERIOD: Final = 10.0
 """Seconds between two runs of one check while slices are on offer, unless one is wanted sooner."""

@@ -74,9 +74,12 @@ CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
 """The prefix of an annotation key."""
 
 
+_live = functools.partial(Field, live=True)
+
+
 def _driver_part(key: str, words: str, variable: str, flag: str) -> Field:
     text = f"Ask the runtime for {words} in all containers with a GPU."
-    return Field(key, boolean, text, env=(variable,), flag=flag, live=True)
+    return _live(key, boolean, text, env=(variable,), flag=flag)
 
 
 class EditSettings(msgspec.Struct, frozen=True):
@@ -87,71 +90,65 @@ class EditSettings(msgspec.Struct, frozen=True):
     mode: str = "hami-core"
     device_list_strategies: Annotated[
         tuple[str, ...],
-        Field(
+        _live(
             "allocation.deviceListStrategy",
             list_of(choice(*STRATEGIES), least=1),
             "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
             "cdi-cri.",
             env=("DEVICE_LIST_STRATEGY",),
             flag="--device-list-strategy",
-            live=True,
         ),
     ] = (ENVVAR,)
     cdi_kind: Annotated[
         str,
-        Field(
+        _live(
             "allocation.cdiKind",
             text_like(CDI_KIND, "nvidia.com/gpu"),
             "vendor/class of the GPUs in this host's CDI specification, which must name them by "
             "UUID.",
             flag="--cdi-kind",
-            live=True,
         ),
     ] = "nvidia.com/gpu"
     cdi_spec_dirs: Annotated[
         tuple[str, ...],
-        Field(
+        _live(
             "allocation.cdiSpecDirs",
             texts,
             "Directories in which the container runtime looks for CDI specifications; the last "
             "wins. With a cdi strategy, a GPU that none of them defines is not offered. Empty: do "
             "not look.",
             flag="--cdi-spec-dirs",
-            live=True,
         ),
     ] = ("/etc/cdi", "/var/run/cdi")
     cdi_annotation_prefix: Annotated[
         str,
-        Field(
+        _live(
             "allocation.cdiAnnotationPrefix",
             text_like(CDI_PREFIX, "cdi.k8s.io/"),
             "Prefix of the annotation of strategy cdi-annotations.",
             env=("CDI_ANNOTATION_PREFIX",),
             flag="--cdi-annotation-prefix",
-            live=True,
         ),
     ] = "cdi.k8s.io/"
     pass_device_specs: Annotated[
         bool,
-        Field(
+        _live(
             "allocation.passDeviceSpecs",
             boolean,
             "Also pass the GPUs' device files to the runtime.",
             env=("PASS_DEVICE_SPECS",),
             flag="--pass-device-specs",
-            live=True,
         ),
     ] = False
     dev_root: Annotated[
         str,
-        Field(
+        _live(
             "allocation.devRoot",
             path,
             "Host directory above dev/, which holds the device files.",
             env=("NVIDIA_DEV_ROOT", "NVIDIA_DRIVER_ROOT"),
             flag="--dev-root",
             other_flags=("--nvidia-dev-root", "--nvidia-driver-root"),
-            live=True,
         ),
     ] = "/"
     gdrcopy: Annotated[
@@ -165,37 +162,32 @@ class EditSettings(msgspec.Struct, frozen=True):
     ] = False
     mps_root: Annotated[
         str | None,
-        Field(
+        _live(
             "allocation.mpsRoot",
             optional_path,
             "In mode mps: host directory of the MPS control daemon, which you run. Containers "
             "then get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
             env=("MPS_ROOT",),
             flag="--mps-root",
-            live=True,
         ),
     ] = None
     cuda_log_level: Annotated[
         str,
-        Field(
+        _live(
             "library.cudaLogLevel",
             text_or_whole,
             "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
-            live=True,
         ),
     ] = "1"
     disable_core_limit: Annotated[
         bool,
-        Field(
-            "library.disableCoreLimit",
-            boolean,
-            "Switch the compute limit off in all containers.",
-            live=True,
+        _live(
+            "library.disableCoreLimit", boolean, "Switch the compute limit off in all containers."
         ),
     ] = False
     core_policy: Annotated[
         str,
-        Field(
+        _live(
             "library.corePolicy",
             # HAMi-core also accepts these spellings; the empty one is its default.
             choice(
@@ -206,7 +198,6 @@ class EditSettings(msgspec.Struct, frozen=True):
             ),
             "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits apply; default "
             "leaves it unset.",
-            live=True,
         ),
     ] = "default"
 

@@ -275,13 +275,6 @@ class GpuSample(msgspec.Struct, frozen=True):
     ecc_uncorrected: int | None = None
 
 
-class Sampled(msgspec.Struct, frozen=True):
-    """A sample with the time at which it was taken."""
-
-    at: dt.datetime
-    sample: GpuSample
-
-
 class Share(msgspec.Struct, frozen=True):
     """`memory_mib` MiB and `core_percent` percent of the GPU `uuid`. 0 MiB means all memory."""
 

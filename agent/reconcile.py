@@ -172,8 +172,7 @@ def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
     Raises:
         Refusal: the kubelet booked other GPUs than those that were offered and answered.
     """
-    wanted = frozenset(ids)
-    answered = ledger.rows_by(Decider.SCHEDULER)
+    answered, wanted = ledger.rows_by(Decider.SCHEDULER), frozenset(ids)
     rows = [row for row in answered if frozenset(row.slice_ids) == wanted]
     row = max(rows, key=lambda row: row.answered_at, default=None)
     if row is not None and row.mismatched:

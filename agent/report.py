@@ -13,6 +13,7 @@ import structlog
 
 from agent.allocate.room import takes_room
 from agent.cluster import (
+    CORDON,
     GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
@@ -35,7 +36,8 @@ from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
+from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu
+from agent.node import read_cordon
 from agent.ports import Clock, NodeApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
@@ -94,6 +96,28 @@ class NodeEventQueue:
             # A full queue may have dropped it meanwhile.
             if self.waiting and self.waiting[0] is event:
                 self.waiting.popleft()
+
+
+async def follow_cordons(
+    node: Cell[NodeView | None], inventory: Cell[Inventory], say: Callable[[NodeEvent], None]
+) -> None:
+    """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
+
+    The cordon annotation of the Node as it is first seen makes no Event.
+    """
+    before: Collection[GpuUuid] | None = None
+    async for view in node.follow():
+        if view is None:
+            continue
+        now = read_cordon(view.annotations.get(CORDON))
+        was, before = now if before is None else before, now
+        for gpu in inventory.value.gpus:
+            if gpu.uuid in now and gpu.uuid not in was:
+                text = "is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
+                say(NodeEvent("GpuCordoned", f"{gpu.gpu.title} {text}", warning=False))
+            elif gpu.uuid in was and gpu.uuid not in now:
+                text = f"{gpu.gpu.title} is no longer cordoned"
+                say(NodeEvent("GpuUncordoned", text, warning=False))
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
@@ -245,9 +269,6 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
 
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.
 
-WAKING: Final = 30.0
-"""Seconds without an answer before a GPU is reported as left out: it may be initialising."""
-
 
 async def follow_gpus(
     inventory: Cell[Inventory],
@@ -279,34 +300,22 @@ async def follow_left_out(
 ) -> None:
     """Write an Event for each GPU that is left out, and another when the reason changes.
 
-    - For a GPU that does not answer, it waits WAKING seconds: GPUs take seconds to initialise.
-    - A lost or unhealthy GPU that is still in the inventory gets no Event here, because
-      follow_gpus() has written one. Exception: health checks are off.
+    A lost or unhealthy GPU that is still in the inventory gets no Event here, because follow_gpus()
+    has written one. Exception: health checks are off.
     """
-    loop, news = asyncio.get_running_loop(), News(left_out)
-    due: dict[GpuFault, float] = {}
-    """Each fault, and when its Event is due (loop time); infinite: it was written."""
-
-    while True:
-        now = loop.time()
-        due = {
-            fault: due.get(fault, now + (WAKING if fault.trouble is Trouble.SILENT else 0.0))
-            for fault in left_out.value
-        }
-        for fault in [fault for fault, at in due.items() if at <= now]:
-            due[fault] = math.inf
+    before: tuple[GpuFault, ...] = ()
+    async for faults in left_out.follow():
+        for fault in faults:
             known = inventory.value.find(GpuUuid(fault.gpu))
-            is_said = (
+            is_told = (
                 known is not None
                 and known.health.cause != Cause.OFF
                 and (fault.lost or not known.health.serving)
             )
-            if not is_said:
+            if fault not in before and not is_told:
                 text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
                 say(NodeEvent("GpuLeftOut", text, warning=True))
-
-        left = min(due.values(), default=math.inf) - now
-        await news.wait(left if left < math.inf else None)
+        before = faults
 
 
 async def keep_condition(

@@ -46,8 +46,7 @@ def seal(kind: str, value: object) -> bytes:
     """Encode `value` and put it into the envelope."""
     data = msgspec.json.encode(value)
     checksum = hashlib.sha256(data).hexdigest()
-    head = f'{{"kind":"{kind}","version":{VERSION},"checksum":"{checksum}","data":'
-    return b"".join((head.encode(), data, b"}\n"))
+    return msgspec.json.encode(_Envelope(kind, VERSION, checksum, msgspec.Raw(data))) + b"\n"
 
 
 def unseal(content: bytes, kind: str, shape: type[_Shape]) -> _Shape:

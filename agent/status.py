@@ -15,7 +15,7 @@ from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_node_lock
 from agent.kit.units import UNKNOWN, Column, age, gib, percent, some
 from agent.ledger import ContainerKey, Decider, JournalEntry, KubeletEpoch, Ledger, Row
-from agent.model import MIB, NO_INDEX, Cause, Condition, GpuUuid, Inventory, Sampled, SliceList
+from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, GpuUuid, Inventory, SliceList
 from agent.node import Check, is_ready, read_cordon
 from agent.settle import REJECTED
 from agent.usage import ContainerUse
@@ -260,7 +260,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     inventory: Inventory = msgspec.field(default_factory=Inventory)
     slices: SliceList = msgspec.field(default_factory=SliceList)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
-    newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
+    newest: Callable[[GpuUuid], GpuSample | None] = lambda _: None
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
@@ -343,8 +343,8 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             promised_mib=use.memory_mib,
             sellable_cores=shared.core_percent,
             promised_cores=use.core_percent,
-            used_mib=newest.sample.used_mib if newest else None,
-            gpu_percent=newest.sample.gpu_percent if newest else None,
+            used_mib=newest.used_mib if newest else None,
+            gpu_percent=newest.gpu_percent if newest else None,
         )
         found.append(one)
 
@@ -482,7 +482,7 @@ POD_COLUMNS: Final = (
     Column("SINCE", rank=2, right=True),
     Column("KUBELET", rank=6),
 )
-"""The columns of pod_cells()."""
+"""The columns of pod_rows()."""
 
 Notice: TypeAlias = tuple[str, str]
 """A sentence, and its grade."""
@@ -562,29 +562,26 @@ def gpu_grade(gpu: GpuStatus) -> str:
 
 
 def pod_rows(found: StatusDocument, now: dt.datetime) -> list[list[str]]:
-    """A row of cells for each container and GPU; what uses the most memory comes first."""
+    """The cells of each container and GPU; what uses the most memory comes first."""
     pairs = [(one, share) for one in found.allocations or () for share in one.shares]
     pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
-    return [pod_cells(one, share, now) for one, share in pairs]
-
-
-def pod_cells(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
-    """The cells of one container and GPU."""
-    # HAMi-core misses some kernels, as of CUDA graphs.
-    is_busy = any(each.gpu_percent for each in one.shares)
-    booked = {True: "recorded", False: "not recorded", None: UNKNOWN}[one.confirmed]
+    booked = {True: "recorded", False: "not recorded", None: UNKNOWN}
+    # HAMi-core misses some kernels, as of CUDA graphs: a container that computes is not idle.
     return [
-        cap(one.namespace, 64) or UNKNOWN,
-        cap(one.pod, 64) or UNKNOWN,
-        cap(one.container, 64) or UNKNOWN,
-        cap(share.gpu, 64),
-        "all" if share.memory_mib == 0 else gib(share.memory_mib),
-        gib(share.used_mib),
-        "any" if share.cores == 0 else percent(share.cores),
-        percent(share.gpu_percent),
-        UNKNOWN if is_busy else age(one.last_kernel, now),
-        age(one.since, now),
-        "ended" if one.ended else "other GPUs" if one.mismatched else booked,
+        [
+            cap(one.namespace, 64) or UNKNOWN,
+            cap(one.pod, 64) or UNKNOWN,
+            cap(one.container, 64) or UNKNOWN,
+            cap(share.gpu, 64),
+            "all" if share.memory_mib == 0 else gib(share.memory_mib),
+            gib(share.used_mib),
+            "any" if share.cores == 0 else percent(share.cores),
+            percent(share.gpu_percent),
+            UNKNOWN if any(each.gpu_percent for each in one.shares) else age(one.last_kernel, now),
+            age(one.since, now),
+            "ended" if one.ended else "other GPUs" if one.mismatched else booked[one.confirmed],
+        ]
+        for one, share in pairs
     ]
 
 

@@ -219,7 +219,7 @@ class NodeAgent:
             recalled=state.health,
             boot_changed=bool(before.boot_id) and before.boot_id != found.boot_id,
         )
-        self.samples = inventory.Samples(adapters.driver, facts.inventory, clock)
+        self.samples = inventory.Samples(adapters.driver, facts.inventory)
         self.recent = inventory.RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.
@@ -242,7 +242,6 @@ class NodeAgent:
         left_out = self.keeper.left_out
         self.services = [
             Task("settings", self.settings.follow_files),
-            Task("settings_labels", self.settings.follow_labels),
             Task("settings_copy", self.settings.keep_copy, SLOWLY),
             Task("inventory", self.keeper.run),
             Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
@@ -252,6 +251,7 @@ class NodeAgent:
                     report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
                 ),
             ),
+            Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
             Task("discovery", _after(self.settings.await_labels, self.discovery.run), SLOWLY),
@@ -407,7 +407,10 @@ class NodeAgent:
             chance=chance,
         )
 
-        self.services.append(Task("node", node.run, SLOWLY))
+        self.services += [
+            Task("node", node.run, SLOWLY),
+            Task("settings_labels", partial(self.settings.follow_labels, node.labels)),
+        ]
         # The Node's labels come before the first report: profiles may depend on them.
         self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), SLOWLY))
         if not observes:

@@ -7,10 +7,8 @@ import gc
 import os
 import signal
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import structlog
@@ -22,7 +20,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, PermissionFault, SettingsError, StateError
 from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.kit.cell import News
-from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
+from agent.kit.tasks import BudgetSpent, Task, run_tiers
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState
@@ -67,9 +65,6 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         log.warning("config.ignored", what=warning)
 
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(
-        ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
-    )
     stop, reload = asyncio.Event(), asyncio.Event()
 
     def end(number: signal.Signals) -> None:
@@ -258,24 +253,19 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
 # What the service manager hears, and what ends the process.
 
 
-async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:
-    """Send READY after the first result at the kubelet, then each new status line.
+async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
+    """Send READY after the first result at the kubelet, then each state of the registration.
 
     The first result: the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
-    registration, listed = agent.registration.state, agent.facts.slices
+    registration = agent.registration.state
     if not agent.observes and registration.value == RegistrationState():
         await News(registration).wait(ANSWER_DEADLINE)
     notifier.tell("READY=1")
 
-    changed = News(registration, listed)
-    while True:
-        slices = sum(len(group.ids) for group in listed.value.groups if group.healthy)
-        text = f"{slices} slices on offer; {' '.join(registration.value.text.split())}"
-        if agent.observes:
-            text = f"observing, nothing is registered; {slices} slices would be on offer"
-        notifier.tell(f"STATUS={text}")
-        await changed.wait()
+    async for state in registration.follow():
+        text = "observing, nothing is registered" if agent.observes else state.text
+        notifier.tell(f"STATUS={' '.join(text.split())}")
 
 
 async def ping_watchdog(notifier: Systemd) -> None:

@@ -75,17 +75,14 @@ class SettingsService:
     """Sole writer of the cells of settings, and of their last good copy on disk.
 
     - `start`: settings that the rows allow. `stored`: the copy on disk; its labels count until the
-      Node is seen.
+      Node is seen. `copy`: what to keep there, the sources in force.
     - `look`: reads the sources, see agent.settings.reading. `asked`: set to request a read now.
-    - `refresh`: rebuilds the inventory after a change. `say`: posts an Event. `ledger`: who holds
-      slices. `calls`: which answers are in progress.
+    - `refresh`: rebuilds the inventory. `calls`: which answers are in progress.
     - `plan`, `values`, `profiles`: the settings in force, and the names of the profiles that gave
       them. `pending`: the keys of those that take effect only at the next start. `fault`: why not
       all that the sources say is in force.
-    - `name`, `labels`: the node, whose labels may be newer if the settings do not fit them.
-    - `labelled`: set when the Node's labels are known and applied to the inventory; the report to
-      the scheduler waits for it.
-    - `copy`: what to keep on disk, the sources in force.
+    - `labels`: may be newer than the settings in force, if they do not fit. `labelled`: they are
+      known and applied; the report to the scheduler waits for it.
     """
 
     start: SourcesRead
@@ -115,11 +112,11 @@ class SettingsService:
 
     # What settings depend on: the Node's labels.
 
-    async def follow_labels(self) -> None:
-        """Apply the Node's labels. While the Node is not seen, its last labels count."""
-        async for node in self.cells.node.follow():
-            if node is not None:
-                self._follow(node.labels)
+    async def follow_labels(self, labels: Cell[Labels]) -> None:
+        """Apply the Node's labels."""
+        async for seen in labels.follow():
+            if seen is not None:
+                self._follow(seen)
                 self.labelled.set()
 
     def _follow(self, labels: Labels) -> None:

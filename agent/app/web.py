@@ -20,7 +20,6 @@ from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
 from agent.kubelet.door import peer_uid
-from agent.ledger import gaps
 from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node import STANDBY, Check
 from agent.report import pods_holding
@@ -330,13 +329,11 @@ def _json(kind: str, data: Mapping[str, object]) -> web.Response:
 
 
 def _services_of(agent: NodeAgent) -> metrics.Services:
-    state, plugin = agent.state, agent.server
-    cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
-    clock = agent.adapters.clock
+    plugin, cleared = agent.server, agent.cleared
     tallies: list[Tally] = [
         agent.allocation.results,
-        state.errors,
-        registration.registrations,
+        agent.state.errors,
+        agent.registration.registrations,
         agent.health.xid_events,
         agent.health.transitions,
         plugin.calls,
@@ -363,23 +360,9 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
             "Free inodes of the same file system; infinite if it has no limit.",
             lambda: cleared.value.inodes,
         ),
-        (
-            "allocation_unconfirmed",
-            "Answers that the kubelet has not confirmed after 60 s, without init containers.",
-            lambda: gaps(state.ledger.value, clock.now())[1],
-        ),
     ]
 
     if agent.events is not None:  # plain mode has no scheduler and no API server
-        tallies += [reconcile.mismatches, *agent.api_tallies]
-        readings.append(
-            (
-                "allocation_drifted",
-                (
-                    "Containers with slices of another GPU because the kubelet did not ask first, "
-                    "and init containers that the kubelet does not report."
-                ),
-                lambda: gaps(state.ledger.value, clock.now())[0],
-            )
-        )
+        tallies += [agent.reconcile.mismatches, *agent.api_tallies]
+
     return tallies, (plugin.durations, agent.allocation.waits), readings

@@ -24,7 +24,7 @@ from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import Column, age, gib, percent
 from agent.kube.client import KubeSession, default_namespace
-from agent.kube.reader import ClusterReader, ClusterSnapshot
+from agent.kube.reader import ClusterReader, ClusterSnapshot, decode_listed
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import Explanation, GateVerdict
@@ -33,8 +33,16 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 PROGRAM: Final = "hami-agent-explain"
 """The name under which the API server sees the requests."""
 
-POD_WORDS: Final = frozenset({"pod", "pods", "po"})
-"""As people write the kind for kubectl, before the name."""
+KINDS: Final = {
+    **dict.fromkeys(("pod", "po"), "Pod"),
+    **dict.fromkeys(("deployment", "deploy"), "Deployment"),
+    **dict.fromkeys(("replicaset", "rs"), "ReplicaSet"),
+    **dict.fromkeys(("statefulset", "sts"), "StatefulSet"),
+    **dict.fromkeys(("daemonset", "ds"), "DaemonSet"),
+    **dict.fromkeys(("cronjob", "cj"), "CronJob"),
+    "job": "Job",
+}
+"""As people write them for kubectl, before the name; most also with an s at the end."""
 
 NODES_SHOWN: Final = 5
 """The Nodes nearest to a fit that people see; programs get all that were judged."""
@@ -65,14 +73,17 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Explains a pod gate by gate: admission, quota, placement with the figures "
         "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
         "it names at most three changes, each of which alone would place the pod, tried with a "
-        "model of HAMi's scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API "
+        "model of HAMi's scheduler. Of a workload, such as deployment/web, it explains the pod "
+        "that is furthest from running. It reads Pods, Nodes, Events and ResourceQuotas of the API "
         "server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
         "something does, 3 if the API server cannot be read, 4 if there is no such pod, 5 if a "
         "part of the data is missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
 
-    parser.add_argument("pod", metavar="POD", help="POD, NAMESPACE/POD, or pod/POD as for kubectl")
+    parser.add_argument(
+        "pod", metavar="POD", help="POD, NAMESPACE/POD, or KIND/NAME as for kubectl"
+    )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
     parser.add_argument(
@@ -89,10 +100,12 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
     space, slash, name = args.pod.rpartition("/")
     if not name or "/" in space or (slash and not space):
-        said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or pod/POD"
+        said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or KIND/NAME"
         return fail("explain", said, USAGE)
 
-    space = "" if space.lower() in POD_WORDS else space
+    word = space.lower()
+    kind = KINDS.get(word) or KINDS.get(word.removesuffix("s"), "")
+    space = "" if kind else space
     if space and args.namespace and args.namespace != space:
         said = f"two namespaces: {cap(space, 64)} and {cap(args.namespace, 64)}"
         return fail("explain", said, USAGE)
@@ -101,7 +114,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     source, clock = f"API server by {connection.source}", SystemClock()
     namespace = space or args.namespace or default_namespace(connection)
     with working("reading the pod, Nodes and pods with GPUs"):
-        found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, name, clock))
+        found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock))
 
     at = clock.now()
     with working(f"trying changes on {len(found.nodes)} Nodes"):
@@ -118,19 +131,30 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 async def read_pod(
-    session: KubeSession, namespace: str, name: str, clock: Clock
+    session: KubeSession, namespace: str, kind: str, name: str, clock: Clock
 ) -> ClusterSnapshot:
     """Read the pod and the parts of the cluster that decide about it; nothing is written.
 
+    `kind`: of a workload, it is the one of its pods that is furthest from running.
+
     Raises:
         ApiError: the pod cannot be read.
-        NotThere: there is none of that name.
+        NotThere: there is none of that name, or no pod of that workload.
     """
+    reader, where = ClusterReader(session), f"in the namespace {cap(namespace, 64)}"
+    if kind not in ("", "Pod"):
+        pods = await reader.read_list("pods", decode_listed, namespace=namespace)
+        owned = sorted(
+            (pod for pod in pods if pod.is_of(kind, name)), key=lambda pod: (pod.rank, pod.name)
+        )
+        if not owned:
+            raise NotThere(f"no pod of {kind} {cap(name, 256)} is {where}")
+        name = owned[0].name
+
     try:
-        return await ClusterReader(session).snapshot(namespace, name, clock)
+        return await reader.snapshot(namespace, name, clock)
     except ApiNotFound as missing:
-        text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
-        raise NotThere(text) from missing
+        raise NotThere(f"there is no pod {cap(name, 256)} {where}") from missing
 
 
 def explanation_lines(

@@ -434,13 +434,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `status` and `top`."""
     parser = subparsers.add_parser(
         "status",
-        description="Shows the node as the running agent sees it: readiness, the health of each "
-        "GPU and what to do, what was promised to pods and what is used, and the last refusal. "
-        "With --since it also shows what was refused and what changed. With --node it reads a node "
-        "of the cluster by a kubeconfig, also one whose agent does not answer. Without an agent on "
-        "this machine it lists the Nodes with GPUs of the kubeconfig's cluster. Exits 3 if the "
-        "source does not answer, 4 if there is no such node, and 5 if only the objects "
-        "could be read.",
+        description="Shows the node as the running agent sees it: readiness, GPUs, their health, "
+        "what to do, and the last refusal. With --node it reads a node of the cluster, also one "
+        "whose agent does not answer. Without an agent on this machine it lists the Nodes with "
+        "GPUs of the kubeconfig's cluster. Exits 3 if the source does not answer, 4 if there is no "
+        "such node, and 5 if only the objects could be read.",
         epilog="example: hami-agent status --since 24h",
     )
 

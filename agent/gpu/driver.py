@@ -19,6 +19,7 @@ from agent.gpu import nvml
 from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, GpuTable, GpuThreads, Handle, NvmlLibrary
 from agent.kit.timing import await_event, until_tick
 from agent.model import (
+    NO_INDEX,
     DriverEvent,
     EventKind,
     Gpu,
@@ -46,10 +47,7 @@ _KINDS: Final = {
 WANTED: Final = sum(_KINDS)  # each is one bit
 
 WAIT_MS: Final = 1000
-"""Milliseconds of one wait in the library, which only an event ends sooner.
-
-Stopping takes as long. An idle wait costs one wake-up and 0.01 % of a core.
-"""
+"""Milliseconds of one wait, which only an event ends sooner. Stopping takes as long."""
 
 STALL: Final = 2.5
 """Seconds (2.5 x WAIT_MS): a wait longer than two of these does not return."""
@@ -94,10 +92,7 @@ class EventStream:
     # On the loop.
 
     async def next(self) -> DriverEvent:
-        """Wait for the next event. Raises DriverError once it failed and is empty.
-
-        A wait of the thread that does not return is a failure.
-        """
+        """Wait for the next event. Raises DriverError once it failed and is empty."""
         while True:
             self._news.clear()
             if self._waiting:
@@ -258,10 +253,7 @@ MOST_SESSIONS: Final = 10_000
 
 
 class OpenedSession(msgspec.Struct, eq=False):
-    """A session that has begun. No two are equal, also with the same version.
-
-    `links`: what the driver says of the links between the GPUs of its last scan, by GPU.
-    """
+    """A session that has begun. `links`: between the GPUs of its last scan. No two are equal."""
 
     driver_version: str
     links: dict[str, tuple[Link, ...]] = msgspec.field(default_factory=dict)
@@ -333,8 +325,7 @@ class NvmlSession:
     ) -> T:
         """Make a call about one GPU, or DRIVER.
 
-        Raises CallFailed about a GPU; DriverError, DriverMissing: the session `opened` is over, or
-        the call about the driver has failed.
+        Raises CallFailed about a GPU, DriverError if the session `opened` is over or DRIVER fails.
         """
 
         def make() -> T:
@@ -351,14 +342,14 @@ class NvmlSession:
             raise wide or nvml.failure(error, gpu) from error
 
     async def new_stream(self) -> EventStream:
-        """Start a stream, once the thread of the last one has left the library.
-
-        Raises DriverError.
-        """
+        """Start a stream once the last one's thread has left the library. Raises DriverError."""
         if self.stream is not None and not await self.stream.stop():
             raise DriverError("an earlier wait for events has not returned from the driver")
 
-        self.stream = EventStream(self._library)
+        try:
+            self.stream = EventStream(self._library)
+        except RuntimeError as error:
+            raise DriverError(f"no thread can be started to wait for events: {error}") from error
         return self.stream
 
     async def shut(self, why: str) -> None:
@@ -419,10 +410,7 @@ class NvmlSession:
         return self.current
 
     def _end_all(self) -> str:
-        """End all sessions, which the library counts. Returns why not, or an empty text.
-
-        Runs on a thread.
-        """
+        """End all sessions, which the library counts, on a thread. Returns why not, or nothing."""
         self.current = None
         try:
             for _ in range(MOST_SESSIONS):
@@ -492,9 +480,7 @@ class NvmlDriver:
             ]
 
         self._described |= {gpu.pci for gpu in found}
-        # The library lists no GPU whose device file it cannot open: in a container, each GPU that
-        # came after the container's start. With a fault, that GPU may be the one that is not
-        # described.
+        # With a fault, a GPU that is not listed may be the one that is not described.
         if not faults:
             faults = await self._session.call(
                 opened, DRIVER, partial(nvml.gpus_not_listed, self._sys_root, self._described)
@@ -523,7 +509,7 @@ class NvmlDriver:
             self._note_reset(uuid)
         elif self._stream is not None and probe.outcome is not ProbeOutcome.SILENT:
             known = self._table.find(uuid)
-            await self._register(opened, self._stream, {uuid: known.index} if known else {})
+            await self._register(opened, self._stream, {uuid: known.index if known else NO_INDEX})
 
         stream = self._stream
         obstacle = "" if stream is None else stream.obstacles.get(uuid, "")
@@ -554,10 +540,7 @@ class NvmlDriver:
         self._session.withheld = ""
 
     def check(self) -> None:
-        """Raise DriverMissing: a package replaced the library in use; blocks nothing.
-
-        Containers get what lies there now, and the kernel module is that of the library in use.
-        """
+        """Raise DriverMissing: a package replaced the library in use; blocks nothing."""
         other = self._session.current and nvml.successor(self._library, self._find())
         if other:
             raise DriverMissing(
@@ -641,9 +624,7 @@ class NvmlDriver:
     # Events.
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
-        """Yield events as they come. GPUs that cannot report are logged; only probes watch them.
-
-        `opened` is called once all other GPUs report, which may take a call's whole deadline.
+        """Yield events as they come. `opened` is called once all GPUs report that can.
 
         Raises DriverMissing, DriverError when the session ends, or the wait fails, as it does for
         all GPUs when one is lost, or does not return.

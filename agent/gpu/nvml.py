@@ -60,10 +60,8 @@ PLACES: Final = (
     "home/kubernetes/bin/nvidia/lib64",
     "opt/nvidia/lib64",
 )
-"""Directories of the driver's library on a host.
-
-Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), NixOS, Google's COS.
-"""
+"""The library's directories on Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket,
+Talos (two), NixOS and COS. Source: NVIDIA k8s-device-plugin internal/lm, go-nvlib."""
 
 FIELD_RECOVERY_ACTION: Final = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
@@ -130,21 +128,16 @@ error.
 
 
 def library_below(root: Path | None) -> Path | None:
-    """Find the library's file below a directory laid out like a host's `/`, or return None.
-
-    Source: NVIDIA k8s-device-plugin internal/lm and go-nvlib, which search these places.
-    """
+    """Find the library's file below a directory laid out like a host's `/`, or return None."""
     places = (root / place / SONAME for place in PLACES) if root is not None else ()
     return next((path for path in places if path.is_file()), None)
 
 
 def bind(library: NvmlLibrary, path: Path | None) -> None:
-    """Make `library` use the file at `path` instead of the soname. May block (dlopen).
+    """Make `library` use the file at `path` instead of the soname. Blocks. Raises DriverMissing.
 
     pynvml loads the soname only while its `nvmlLib` is None, so this sets it first. A library that
     is loaded stays: to use another one, the agent has to be restarted.
-
-    Raises DriverMissing.
     """
     if path is None or library.nvmlLib is not None:
         return
@@ -156,11 +149,7 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
 
 
 def missing(error: Exception, sys_root: Path) -> DriverMissing | None:
-    """What is missing for nvmlInit where the code of `error` does not tell; None: it does.
-
-    Without its device files it says that the kernel's module is not loaded. NVIDIA's runtime covers
-    /proc/driver/nvidia in containers, but not /sys.
-    """
+    """What is missing for nvmlInit where the code of `error` does not tell; None: it does."""
     if code(error) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         # Why the loader does not take the library that is there; None: there is none. It passes
         # over a file of another architecture as if it were not there.
@@ -201,11 +190,7 @@ def _refused_by_loader(file: str, text: str) -> DriverMissing:
 
 
 def successor(library: NvmlLibrary, path: Path | None, maps: Path = MAPS) -> Path | None:
-    """The file that a new process would load in place of the loaded library; None: the same.
-
-    An upgrade of the driver changes the target of the soname's link, but the loader keeps the file
-    that it has for the soname.
-    """
+    """The file that a new process would load in place of the loaded library; None: the same."""
     ours = _loaded(library, maps)
     by_link = {file.with_name(SONAME).resolve() for file in ours}
     theirs = {Path(os.path.realpath(path))} if path is not None and ours else by_link
@@ -240,10 +225,8 @@ def maybe(
 ) -> T | None:
     """Return the answer, or None if this GPU or driver does not support the call.
 
-    A sign alone proves no fault: it is None also if the call fails in another way.
-
-    Raises other NVMLErrors; for a sign only that the GPU is lost, must be reset, or the driver is
-    gone.
+    A sign alone proves no fault: it is None also if the call fails in another way, unless the GPU
+    is lost or must be reset, or the driver is gone. Raises other NVMLErrors.
     """
     try:
         return ask(*args)
@@ -421,8 +404,7 @@ class GpuThreads:
 # Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
 #
 # The library opens a GPU with its first handle; for a handle by UUID it may open others too. A GPU
-# stays open until all sessions end. Until then nobody can reset it, change its MIG mode or unload
-# the driver.
+# stays open until all sessions end: until then nobody can reset it.
 
 RELEASED = "it is released: hami-agent recheck takes it back"
 
@@ -483,8 +465,7 @@ class GpuTable:
     def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> bool:
         """Let no thread open these GPUs from now on. Returns whether none may be opened.
 
-        Raises GpuError for a GPU that was never described, unless `everything` is released: then no
-        session can hold it.
+        Raises GpuError for a GPU that was never described, unless `everything` is released.
         """
         unknown = set(uuids) - self._known.keys()
         if unknown and not everything:
@@ -499,9 +480,7 @@ class GpuTable:
     def open(self, name: str, index: int = NO_INDEX) -> Handle:
         """Get the handle of GPU `index`, or with NO_INDEX by `name`, its UUID.
 
-        While a GPU is released, another may have come to its index: only `name` counts.
-
-        Raises NVMLError, GpuError when it is released.
+        While a GPU is released, only `name` counts. Raises NVMLError, GpuError: it is released.
         """
         if not self.released and index != NO_INDEX:
             return self._library.nvmlDeviceGetHandleByIndex(index)
@@ -521,10 +500,7 @@ class GpuTable:
 
 
 def bus_id(text: str) -> str:
-    """Convert a PCI bus id of NVML to the form of sysfs: at least four digits of the domain.
-
-    Domains above ffff are virtual (VMD, some clouds). Other text stays as it is.
-    """
+    """Convert a PCI bus id of NVML to the form of sysfs: at least four digits of the domain."""
     domain, _, rest = text.lower().partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}" if rest else text.lower()
 
@@ -565,8 +541,8 @@ def describe(library: NvmlLibrary, table: GpuTable, sys_root: Path, name: str, i
 def gpus_not_listed(sys_root: Path, described: Collection[str]) -> list[GpuFault]:
     """The GPUs of the kernel's driver whose address was never `described`; none if sysfs is hidden.
 
-    The library passes over a GPU whose device file it cannot open. In a container that is each GPU
-    that came after its start.
+    The library passes over a GPU whose device file it cannot open, such as one that came after the
+    start of the container.
     """
     bound = {link.name for link in (sys_root / "bus/pci/drivers/nvidia").glob("*:*:*.*")}
     text = "the kernel's driver has it, and its device file is missing or closed to the agent"

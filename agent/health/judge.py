@@ -385,8 +385,7 @@ def is_failing(health: Health) -> bool:
 def _on_refused(health: Health, now: dt.datetime) -> Health:
     """The driver refuses calls until the GPU is reset.
 
-    That replaces an earlier need for a reset, because a later answer proves the reset. It does not
-    replace the need for a reboot.
+    That replaces an earlier need for a reset, because a later answer proves one, but no reboot.
     """
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
         is_lost = health.condition is Condition.LOST
@@ -510,11 +509,7 @@ def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
 
 
 def reset_by_word(health: Health, now: dt.datetime) -> Health:
-    """End the need for a reset because an operator reports one. The cool-down begins.
-
-    Drivers before 570 do not report that a reset is no longer needed. The next probe can show that
-    the GPU was not reset.
-    """
+    """End the need for a reset, as when an operator reports one. The cool-down begins."""
     if not health.needs_reset or health.needs_reboot:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
@@ -557,8 +552,8 @@ def released(health: Health, now: dt.datetime) -> Health:
 def taken_back(health: Health, now: dt.datetime) -> Health:
     """The health of a GPU that is taken back after a release.
 
-    A GPU that was bad or lost before starts a new cool-down, or still needs its reset. Any other
-    GPU is ok as soon as it answers. It is not served before that: the work may have broken it.
+    One that was bad or lost starts a new cool-down, or still needs its reset. Any other is served
+    as soon as it answers, and not before: the work may have broken it.
     """
     if health.cause != Cause.RELEASED:
         return health
@@ -590,8 +585,7 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
 def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None) -> Health:
     """Shift the times in `health` by the step of the clock, so that the cool-down keeps its length.
 
-    `before` and `now` are the time of the same boot by the clock before and after the step. If one
-    of them is None, nothing changes.
+    `before` and `now` are the time of one boot before and after the step; None: not known.
     """
     if before is None or now is None or abs(now - before) < STEP:
         return health
@@ -638,9 +632,7 @@ def remembered(
     return verdict(Condition.WATCH, now, health.cause, health.runbook, reason, xid=health.xid)
 
 
-# Attribution: whose a fault is where the driver does not say, the driver's own or one GPU's.
-#
-# If all GPUs fail with the same text, the fault is the driver's.
+# Attribution: if all GPUs fail with the same text, the fault is the driver's.
 
 MANY: Final = 2
 """The fewest GPUs for which equal failures are the driver's."""

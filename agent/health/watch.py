@@ -57,10 +57,9 @@ class EventListener:
     def __init__(self, driver: Driver, take: Callable[[DriverEvent], None]) -> None:
         self._driver = driver
         self._take = take
-        self._opened_at = 0.0
         self._lost_reason = ""
-        self._ended_at = math.inf
-        """When the last stream ended."""
+        self._turned_at = math.inf
+        """When the last stream opened or ended."""
         self.wanted = asyncio.Event()
         """Set it to have the stream opened at once: what had ended it may be over."""
         self._opened = asyncio.Event()
@@ -81,9 +80,9 @@ class EventListener:
             # A GPU that is lost fails the stream of all, once. A stream that held for a while did
             # not fail at its opening: the next one is opened at once, and only if that fails, too,
             # the events are lost.
-            has_held = self._has_settled()
+            has_held = self._opened.is_set() and loop_time() - self._turned_at >= SETTLED
             self._opened.clear()
-            self._ended_at = loop_time()
+            self._turned_at = loop_time()
             if not has_held:
                 self._note(reason)
 
@@ -105,18 +104,13 @@ class EventListener:
 
     def obstacle(self) -> str:
         """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
-        if self._has_settled():
-            self._note("")
-        elif not self._opened.is_set() and loop_time() - self._ended_at >= SETTLED:
-            # The driver may hang at the opening of the next one.
-            self._note(self._lost_reason or NOT_OPEN)
+        if loop_time() - self._turned_at >= SETTLED:
+            # It holds; or the driver may hang at the opening of the next one.
+            self._note("" if self._opened.is_set() else self._lost_reason or NOT_OPEN)
         return self._lost_reason
 
-    def _has_settled(self) -> bool:
-        return self._opened.is_set() and loop_time() - self._opened_at >= SETTLED
-
     def _note_open(self) -> None:
-        self._opened_at = loop_time()
+        self._turned_at = loop_time()
         self._opened.set()
 
     def _note(self, reason: str) -> None:
@@ -129,6 +123,9 @@ class EventListener:
 
 TURNS: Final = 2
 """How many driver deadlines a probe may take: a call ahead of it, and its own call."""
+
+RELEASE_DEADLINE: Final = 8.0
+"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
 
 TICK: Final = 0.001
 """Seconds. Timers can fire a little early."""
@@ -228,12 +225,14 @@ class HealthWatch:
             judged(dict(self._health))
 
     async def run(self) -> None:
-        """Listen, probe and judge for ever, unless health checks are off."""
+        """Listen, probe and judge for ever; if health checks are off, do nothing for ever."""
+        if self._settings.off:
+            await asyncio.Event().wait()
+
         async with asyncio.TaskGroup() as tasks:
-            if not self._settings.off:
-                tasks.create_task(self._listener.run())
-                tasks.create_task(self._judge_reports())
-                tasks.create_task(self._probe_rounds())
+            tasks.create_task(self._listener.run())
+            tasks.create_task(self._judge_reports())
+            tasks.create_task(self._probe_rounds())
 
     async def recheck(self, name: str, *, was_reset: bool = False) -> Recheck | None:
         """Probe the GPU with that index or UUID now, and judge the probe; None: no such GPU.
@@ -283,9 +282,11 @@ class HealthWatch:
         now, obstacle = self._now(), ""
         self._publish({uuid: judge.released(self._health_of(uuid), now) for uuid in uuids})
         try:
-            await self._driver.release(uuids, everything=name == ALL)
-        except (DriverError, GpuError) as error:
-            obstacle = cap(str(error))  # no new container gets it all the same
+            async with asyncio.timeout(RELEASE_DEADLINE):
+                await self._driver.release(uuids, everything=name == ALL)
+        except (TimeoutError, DriverError, GpuError) as error:
+            # It counts as released all the same: no new container gets it.
+            obstacle = cap(str(error)) or "a call has not returned from the driver"
 
         self._listener.wanted.set()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
@@ -363,18 +364,14 @@ class HealthWatch:
             await await_event(self._probe_now, pause)
 
     def _note_probe(self, probe: Probe) -> None:
-        """Note a probe that changes a health.
-
-        Another one may be older than an event that waits to be judged, and would relieve the GPU.
-        """
+        """Note a probe that changes a health: any other may be older than an event that waits."""
         if self._judged((probe,)):
             self._note(probe)
 
     async def _probe_all(self, note: Callable[[Probe], None]) -> dict[GpuUuid, Probe]:
         """Probe all GPUs at once, and pass each probe to `note`; a failed one after all others.
 
-        Only then it is known whether the driver is at fault. If all fail alike, the session is
-        renewed, unless it was renewed for that before, and they are probed once more.
+        If all fail alike, they are probed once more in a new session, unless one was tried before.
         """
         probes = await self._round(note)
         failure = judge.common_failure(probes.values(), self._is_ill)

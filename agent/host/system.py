@@ -20,7 +20,7 @@ import structlog
 
 from agent.errors import PermissionFault, SettingsError, StateError, cap
 from agent.kit.disk import check_writable
-from agent.kit.tasks import Offload, show_thread_name
+from agent.kit.tasks import Offload
 from agent.kit.timing import await_event
 
 log = structlog.get_logger(__name__)
@@ -76,7 +76,6 @@ class Worker:
         return await asyncio.wrap_future(future)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        show_thread_name(self._name)
         while (queued := self._queue.get()) is not None:
             future, work = queued
             if future.set_running_or_notify_cancel():

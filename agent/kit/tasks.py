@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Final, NoReturn, Protocol, TypeVar, TypeVarTuple
 
 import msgspec
@@ -28,15 +27,6 @@ class Offload(Protocol):
 
         Cancelling the caller does not stop work that has begun.
         """
-
-
-def show_thread_name(name: str) -> None:
-    """Name the calling thread in /proc and `top -H`: Python before 3.14 keeps names to itself.
-
-    The kernel keeps 15 bytes. Without /proc nothing shows.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/thread-self/comm").write_text(name, encoding="utf-8")
 
 
 # How often something is tried: delays between attempts, and limits on a rate.

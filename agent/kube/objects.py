@@ -615,7 +615,8 @@ the scheduler takes fewer than two a second."""
 class NodeWatch:
     """Sole writer of the view of the Node (None: not seen yet, or deleted).
 
-    `returns` counts how often it became current again after the API server was lost.
+    `returns` counts how often it became current again after the API server was lost. `labels`:
+    those that the Node had last; None: it was not seen yet.
     """
 
     def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
@@ -623,6 +624,7 @@ class NodeWatch:
             "node_watch_restarts_total", "Watches of this Node that ended.", ("reason",)
         )
         self.returns = Cell(0)
+        self.labels: Cell[Mapping[str, str] | None] = Cell(None)
         self._api = api
         self._node = node
         self._watch = Reopening(self.restarts, random)
@@ -670,6 +672,8 @@ class NodeWatch:
             log.warning("node.deleted")
 
         self._node.set(node)
+        if node is not None:
+            self.labels.set(node.labels)
 
     async def _follow(self) -> None:
         """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""

@@ -102,6 +102,7 @@ class ListedPod(msgspec.Struct, frozen=True):
     - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
     - `shares`: its devices annotation.
     - `inits`: how many init containers it has; `has_passed_init`: all have ended well.
+    - `owner`: kind and name of the workload that made it.
     """
 
     namespace: str
@@ -116,6 +117,22 @@ class ListedPod(msgspec.Struct, frozen=True):
     shares: str = ""
     inits: int = 0
     has_passed_init: bool = False
+    owner: tuple[str, str] = ("", "")
+
+    @property
+    def rank(self) -> int:
+        """0 without a Node, 1 on one and not running, 2 running, 3 ended well or being deleted."""
+        if self.is_deleted or self.phase == "Succeeded":
+            return 3
+        return 2 if self.phase == "Running" else int(bool(self.node))
+
+    def is_of(self, kind: str, name: str) -> bool:
+        """Whether this workload made it, or made the ReplicaSet or Job that did."""
+        # The name of what a workload makes has one more word, without a hyphen.
+        made = {"Deployment": "ReplicaSet", "CronJob": "Job"}.get(kind), name
+        return self.owner == (kind, name) or (
+            (self.owner[0], self.owner[1].rpartition("-")[0]) == made
+        )
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
@@ -226,6 +243,10 @@ def decode_listed(pod: JsonObject) -> ListedPod:
     # Labels are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
     paths = (text_in(volume, "hostPath", "path") for volume in objects_in(spec, "volumes"))
+    owners = [
+        (text_in(owner, "kind"), text_in(owner, "name"))
+        for owner in objects_in(metadata, "ownerReferences")
+    ]
 
     return ListedPod(
         namespace=text_in(metadata, "namespace"),
@@ -240,6 +261,7 @@ def decode_listed(pod: JsonObject) -> ListedPod:
         shares=text_in(metadata, "annotations", ALLOCATED),
         inits=len(objects_in(spec, "initContainers")),
         has_passed_init=bool(codes) and all(code == 0 for code in codes),
+        owner=owners[0] if owners else ("", ""),
     )
 
 

@@ -536,7 +536,8 @@ class PluginServer:
             try:
                 path, sock = bind(self._directory, resource, self._chance)
             except DirectoryLost as error:
-                self._lost.set(str(error))
+                if self.served:  # one that was never writable is the same to a new process
+                    self._lost.set(str(error))
                 raise
             self.served, self._is_draining, self._ended = resource, False, Cell(False)
             server = Incarnation(path, sock, self)
@@ -548,7 +549,7 @@ class PluginServer:
             log.info("plugin.serving", endpoint=self.endpoint, resource=resource)
 
     async def until_lost(self) -> None:
-        """Wait until only a new process can bind a socket. Raises DirectoryLost."""
+        """Wait until only a new process may be able to bind a socket. Raises DirectoryLost."""
         raise DirectoryLost(await self._lost.until(bool))
 
     async def _retire(self) -> None:

@@ -239,13 +239,12 @@ class SettingsProfile(msgspec.Struct, frozen=True):
     """Settings for the nodes that match all of `nodes` and `labels` that is set.
 
     `nodes`: names, one of which must match. `*` and `?` in them are patterns, but those of HAMi's
-    entries are literal. `where`: its place, `file:line:column`. An entry of HAMi's config.json
-    becomes a profile without a name for each tier that it is in. `faults`: its values that do not
-    fit; they refuse the settings of the nodes to which it applies.
+    entries are literal. An entry of HAMi's config.json becomes a profile without a name for each
+    tier that it is in. `faults`: its values that do not fit; they refuse the settings of the nodes
+    to which it applies.
     """
 
     name: str
-    where: str
     settings: tuple[Setting, ...]
     nodes: tuple[str, ...] = ()
     labels: tuple[Requirement, ...] | None = None
@@ -295,7 +294,7 @@ def _profile(item: Place, errors: list[str]) -> SettingsProfile:
     errors += faults
     if not faults and ("name" not in head or not (nodes or labels)):
         raise item.fault("a profile needs `name`, and `nodes` or `labels` under `match`")
-    return SettingsProfile(head.get("name", ""), item.where, tuple(found.values()), nodes, labels)
+    return SettingsProfile(head.get("name", ""), tuple(found.values()), nodes, labels)
 
 
 # HAMi's two files.
@@ -438,7 +437,7 @@ def _of_entry(item: Place, warnings: list[str]) -> Iterator[SettingsProfile]:
     found = {one.field.key: one for one in read_keys(item, ENTRY_KEYS, faults, warnings, OF_HAMI)}
     warnings += faults
     head: dict[str, Any] = {k: found.pop(k).value for k in (NAME, SELECTOR) if k in found}
-    profile = SettingsProfile("", item.where, tuple(found.values()), faults=tuple(faults))
+    profile = SettingsProfile("", tuple(found.values()), faults=tuple(faults))
 
     if (name := head.get(NAME)) is not None:
         tier, nodes = (Tier.ANY, ()) if name == "*" else (Tier.NAME, (name,))

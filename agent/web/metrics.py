@@ -28,7 +28,7 @@ from agent.allocate.room import promised, takes_room
 from agent.cluster import CORE_POLICY_ENV
 from agent.hami.region import RegionState
 from agent.kit.timing import Durations, Tally
-from agent.ledger import Holder, Row
+from agent.ledger import Holder, Row, gaps
 from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels
 from agent.web.server import Page, Reused
@@ -102,6 +102,10 @@ def _divided(number: int | None, by: float) -> float | None:
 
 
 _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
+    (): {
+        "allocation_unconfirmed": "Answers that the kubelet has not confirmed after 60 s.",
+        "allocation_drifted": "Containers with slices of another GPU that nobody could prevent.",
+    },
     ("version",): {
         "build_info": "Version of this agent; the value is 1.",
         "driver_info": "Version of the NVIDIA driver; the value is 1.",
@@ -144,9 +148,8 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
     },
     (*CONTAINER, "keeper", "policy"): {
         "container_limits_info": (
-            "Who keeps a container's limits (hami-core, none, or unknown: its pod is not known), "
-            "and when its compute limit applies (default: beside other busy containers, force, "
-            "disable); the value is 1."
+            "Who keeps a container's limits (unknown: its pod is not known), and when its compute "
+            "limit applies (default: beside other busy containers); the value is 1."
         )
     },
 }
@@ -167,6 +170,11 @@ def _of_node(facts: StatusFacts, labels: _Named, counted: Collection[str]) -> _M
     yield (facts.about.version,), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
+
+    drifted, late = gaps(facts.ledger, facts.now)
+    yield (), {"allocation_unconfirmed": late}
+    if facts.about.scheduler == "hami":  # plain mode has nothing to compare with
+        yield (), {"allocation_drifted": drifted}
 
     for check in facts.checks:
         yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
@@ -197,7 +205,7 @@ def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
             yield (name, word), {"slices": listed.get((gpu.uuid, healthy), 0)}
 
         # Of a GPU without a sample, nothing is known.
-        sample = newest.sample if newest else GpuSample(gpu.uuid)
+        sample = newest or GpuSample(gpu.uuid)
         numbers = {
             "gpu_health_since_timestamp_seconds": now.since.timestamp(),
             "slices_allocated": len(held.get(gpu.uuid, ())),

@@ -28,7 +28,7 @@ from agent.errors import PermissionFault, cap, host_port
 from agent.kit.tasks import Allowance
 from agent.model import ReaderPolicy
 from agent.node import STANDBY, Check, degraded, is_ready
-from agent.status import StatusFacts, envelope, status_of
+from agent.status import GpuStatus, StatusFacts, envelope, open_envelope, status_of
 from agent.web.page import HTML, POLICY, page_html
 
 log = structlog.get_logger(__name__)
@@ -75,10 +75,7 @@ AT_ONCE: Final = 32
 """Connections accepted in one turn of the loop, before open ones are read."""
 
 QUEUE: Final = 4096
-"""Connections that wait to be accepted; beyond that, a client's kernel tries again after 1 s.
-
-The kernel reduces it to net.core.somaxconn, which is 4096 from Linux 5.4 on.
-"""
+"""Connections that wait to be accepted, as net.core.somaxconn; the next tries again after 1 s."""
 
 SOCKET_MODE: Final = 0o660
 DIRECTORY_MODE: Final = 0o750
@@ -145,9 +142,21 @@ def _document(kind: str, read: Callable[[StatusFacts], object], facts: StatusFac
     return envelope(kind, msgspec.Raw(data), facts.now), data
 
 
+def _part(name: str, facts: StatusFacts) -> _Rendered:
+    return _document(name.title(), lambda each: getattr(status_of(each), name), facts)
+
+
+GPUS: Final = "/api/v1/gpus"
+"""All GPUs; the page below it with the name of one is its."""
+
 _READ: Final[Mapping[str, Callable[[StatusFacts], _Rendered]]] = {
     "/": _page,
     "/api/v1/status": partial(_document, "Status", status_of),
+    "/api/v1/node": partial(_part, "node"),
+    GPUS: partial(_part, "gpus"),
+    "/api/v1/allocations": partial(_part, "allocations"),
+    "/api/v1/refusals": partial(_part, "refusals"),
+    "/api/v1/changes": partial(_part, "changes"),
     "/api/v1/settings": partial(_document, "Settings", lambda facts: facts.settings()),
 }
 """What names pods, by its path."""
@@ -166,6 +175,16 @@ def reading_pages(
             return refused
 
         body, data = rendered.value()
+        if request.path.startswith(f"{GPUS}/"):
+            name = request.path.removeprefix(f"{GPUS}/")
+            gpus, at = open_envelope(body, "Gpus", tuple[GpuStatus, ...])
+            found = next((gpu for gpu in gpus if name in {gpu.name, gpu.uuid}), None)
+            if found is None:
+                return plain(404, f"No GPU of this node is named {cap(name, 64)}.")
+
+            data = msgspec.json.encode(found)
+            body = envelope("Gpu", msgspec.Raw(data), at)
+
         headers = {"ETag": f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'}
         # The header may list several ETags, and a weak one is as good here.
         if headers["ETag"] in request.headers.get("If-None-Match", ""):
@@ -360,14 +379,15 @@ def _remove(path: Path, bound: os.stat_result) -> None:
 
 
 class _Guest(msgspec.Struct):
-    """An open connection. `source`: the caller's address, empty on a unix socket."""
+    """An open connection. `source`: the caller's address, empty on a unix socket.
+
+    `is_heard`: its request was received; now it reads the answer.
+    """
 
     transport: asyncio.Transport
     source: str
     timer: asyncio.TimerHandle
-
     is_heard: bool = False
-    """Its request was received; now it reads the answer."""
 
 
 class ConnectionGate(web.Server):
@@ -465,13 +485,14 @@ class ConnectionGate(web.Server):
         if self._actions is not None and request.method == "POST":
             return await self._actions(request)
 
-        if request.path not in self._pages:
+        path = GPUS if request.path.startswith(f"{GPUS}/") else request.path
+        if path not in self._pages:
             return plain(404, f"No such page. Pages: {' '.join(self._pages)}")
 
         if request.method not in {"GET", "HEAD"}:
             return plain(405, "Only GET and HEAD are answered.", Allow="GET, HEAD")
 
-        return self._pages[request.path](request)
+        return self._pages[path](request)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
         guest = self._guests.pop(handler)

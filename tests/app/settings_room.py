@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.ports import Disk
 from agent.report import ReportCells, Reporter
-from agent.settings.reading import NodeValues, Sources, SourcesRead, begin, look, make_plan
+from agent.settings.reading import Labels, NodeValues, Sources, SourcesRead, begin, look, make_plan
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
@@ -89,8 +89,12 @@ class SettingsRoom:
             ledger=self.ledger,
             calls=self.calls,
         )
+        self.labels: Cell[Labels] = Cell(None)
+
+    @property
+    def tasks(self) -> tuple[Callable[[], Coroutine[object, object, None]], ...]:
         service = self.service
-        self.tasks = (service.follow_files, service.follow_labels, service.keep_copy)
+        return service.follow_files, partial(service.follow_labels, self.labels), service.keep_copy
 
     def _refresh(self) -> None:
         self.refreshed.append(self.split_count)
@@ -200,6 +204,7 @@ async def a_settings_node(
         room.rebuild = keeper.refresh
         node = SettingsNode(root, room, keeper, api)
         watch = NodeWatch(api, facts.node, Seeded())
+        room.labels = watch.labels
         cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report)
         reporter = Reporter(api, cells, watch.on_answer, room.told.append, LoopClock(), Seeded())
         host = (keeper.run, *room.tasks, node.take_lists)

@@ -6,7 +6,6 @@ import json
 import pytest
 import structlog
 
-from agent.cluster import NodeView
 from agent.ledger import LastGood, SourceFile
 from agent.settings.reading import Sources, begin, make_plan
 from agent.state import LAST_GOOD_KIND, unseal
@@ -30,10 +29,6 @@ profiles:
 """
 
 
-def a_node(**labels: str) -> NodeView:
-    return NodeView("node-a", "uid", "1", labels=labels)
-
-
 def room_of(text: str = OWN) -> SettingsRoom:
     return SettingsRoom(start_of(a_plan(text)))
 
@@ -43,8 +38,8 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
     async with at_work(*room.tasks):
         await asyncio.sleep(0.01)
         assert (10, False) == (room.split_count, room.service.labelled.is_set())
-        for node, count in ((a_node(pool="big"), 20), (None, 20), (a_node(pool="small"), 10)):
-            room.cells.node.set(node)
+        for labels, count in (({"pool": "big"}, 20), (None, 20), ({"pool": "small"}, 10)):
+            room.labels.set(labels)
             await asyncio.sleep(0.01)
             assert (count, True) == (room.split_count, room.service.labelled.is_set())
             is_big = count == 20
@@ -168,7 +163,7 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with at_work(*room.tasks):
-        loop.call_later(after, room.cells.node.set, a_node(Pool="big"))
+        loop.call_later(after, room.labels.set, {"Pool": "big"})
         await room.service.await_labels()
         assert waited == pytest.approx(loop.time() - begun, abs=0.05)
         assert (20 if after < 2 else 5) == room.split_count
@@ -200,7 +195,7 @@ async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mend
 async def test_a_start_with_a_wrong_entry_for_the_labels_goes_without_it_and_says_so(tmp_path):
     room = await room_with(tmp_path, BIG, SMALL, ANY)
     async with at_work(*room.tasks):
-        asyncio.get_running_loop().call_later(0.5, room.cells.node.set, a_node(Pool="small"))
+        asyncio.get_running_loop().call_later(0.5, room.labels.set, {"Pool": "small"})
         await room.service.await_labels()
 
     assert ["ConfigRejected"] == [event.reason for event in room.told]

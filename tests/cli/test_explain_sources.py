@@ -153,6 +153,52 @@ async def test_an_unknown_pod_is_named_with_its_namespace(rig: ExplainRig):
 @pytest.mark.parametrize(
     ("zone", "reason"), [("a", "the pod's required nodeAffinity"), ("b", "CardInsufficientMemory")]
 )
+def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
+    references = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]
+    rig.submit(name, {GPU: 1}, metadata={"ownerReferences": references})
+    rig.edit_pod(name, {"spec": {"nodeName": node}, "status": {"phase": phase}})
+
+
+@pytest.mark.parametrize(
+    ("word", "pod"),
+    [
+        ("deployment/web", "web-2"),
+        ("deploy/web-api", "api"),
+        ("statefulsets/db", "db-0"),
+        ("rs/web-6f", "web-2"),
+        ("job/once", "once-x"),
+        ("job/twice", "twice-b"),
+        ("ds/all", "all-b"),
+        ("cronjob/nightly", "nightly-1-x"),
+    ],
+)
+async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
+    rig: ExplainRig, word: str, pod: str
+):
+    for name, kind, owner, phase, node in (
+        ("web-1", "ReplicaSet", "web-6f", "Running", "n1"),
+        ("web-2", "ReplicaSet", "web-6f", "Pending", ""),
+        ("web-3", "ReplicaSet", "web-6f", "Pending", "n1"),
+        ("api", "ReplicaSet", "web-api-77", "Running", "n1"),
+        ("db-0", "StatefulSet", "db", "Pending", "n1"),
+        ("db-1", "StatefulSet", "db", "Failed", "n1"),
+        ("once-x", "Job", "once", "Succeeded", "n1"),
+        ("nightly-1-x", "Job", "nightly-1", "Failed", "n1"),
+        ("twice-a", "Job", "twice", "Succeeded", "n1"),
+        ("twice-b", "Job", "twice", "Running", "n1"),
+        ("all-a", "DaemonSet", "all", "Pending", "n1"),
+        ("all-b", "DaemonSet", "all", "Running", "n1"),
+        ("other", "Job", "other", "Pending", ""),
+    ):
+        owned(rig, name, kind, owner, phase, node)
+    rig.edit_pod("all-a", {"metadata": {"deletionTimestamp": encode_stamp(rig.now())}})
+
+    text = (await rig.explain(word, "-o", "table")).out
+
+    assert f"Pod default/{pod} is " in text
+    assert 4 == (await rig.explain("daemonset/web")).code
+
+
 async def test_of_a_node_the_labels_are_read_that_the_pods_affinity_names(
     rig: ExplainRig, zone: str, reason: str
 ):

@@ -85,5 +85,5 @@ def test_each_reason_of_an_event_has_an_entry():
     sources = [path.read_text(encoding="utf-8") for path in Path("agent").rglob("*.py")]
     named = re.compile(r'(?:NodeEvent\(\s*|_EVENT(?:: Final)? = )"([A-Za-z0-9]+)"')
     reasons = {reason for source in sources for reason in named.findall(source)}
-    assert {"AllocationRefused", "ConfigRejected", "ApiServerLost"} <= reasons
+    assert {"AllocationRefused", "ConfigRejected", "GpuCordoned"} <= reasons
     assert reasons <= entries().keys()

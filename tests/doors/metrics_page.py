@@ -11,16 +11,7 @@ from agent.cluster import PodUid, Role
 from agent.hami.region import MemoryUse, RegionState
 from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Ledger
-from agent.model import (
-    NO_INDEX,
-    Condition,
-    GpuSample,
-    Sampled,
-    Share,
-    SliceGroup,
-    SliceList,
-    slice_id,
-)
+from agent.model import NO_INDEX, Condition, GpuSample, Share, SliceGroup, SliceList, slice_id
 from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
@@ -168,7 +159,7 @@ def a_node() -> StatusFacts:
             for gpu, named in zip((0, 3), listed, strict=True)
         ),
         (both, *pods, absent, *twins, *plain),
-        newest=lambda uuid: Sampled(NOON, newest[uuid]) if uuid in newest else None,
+        newest=newest.get,
         used=used.get,
         checks=(
             Check("state", ok=True),

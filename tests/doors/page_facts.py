@@ -6,7 +6,7 @@ import msgspec
 
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
 from agent.ledger import JournalEntry, Ledger
-from agent.model import Condition, GpuSample, Health, Sampled, SliceGroup, SliceList, slice_id
+from agent.model import Condition, GpuSample, Health, SliceGroup, SliceList, slice_id
 from agent.node import Check
 from agent.status import NodeStatus, SettingStatus, StatusFacts
 from tests.builders import (
@@ -62,7 +62,7 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "inventory": an_inventory(gpus=[_gpu(n) for n in range(gpus)]),
         "slices": SliceList(1, tuple(_group(n, each) for n in range(gpus))),
         "ledger": Ledger(rows=tuple(rows)),
-        "newest": lambda uuid: next(iter(_samples(uuid)[-1:]), None),
+        "newest": _sample,
         "used": _use_of(rows).get,
         "changes": _changes(text),
         "refusals": _refusals(text),
@@ -137,22 +137,14 @@ def _group(number, each):
     return SliceGroup(a_uuid(number), ids, healthy=number != 1, numa=0)
 
 
-def _samples(uuid):
-    """180 samples, one each 5 s, of a load that rises and falls; a lost GPU has none of late."""
+def _sample(uuid):
     number = int(uuid.removeprefix("GPU-").partition("-")[0], 16)
-    count = 180 if number != 1 else 140
-    return tuple(
-        Sampled(
-            NOW - dt.timedelta(seconds=5 * (180 - n)),
-            GpuSample(
-                uuid,
-                gpu_percent=(n * (number + 3) // 4 + number * 13 + (n // 30 % 3) * 25) % 97,
-                memory_percent=10,
-                used_mib=(number * 4_321 + n * 90) % 74_000,
-            ),
-        )
-        for n in range(count)
-        if not (number == 4 and 60 < n < 90)
+    n = 179 if number != 1 else 139
+    return GpuSample(
+        uuid,
+        gpu_percent=(n * (number + 3) // 4 + number * 13 + (n // 30 % 3) * 25) % 97,
+        memory_percent=10,
+        used_mib=(number * 4_321 + n * 90) % 74_000,
     )
 
 

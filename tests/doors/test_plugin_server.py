@@ -262,13 +262,18 @@ async def test_a_directory_that_turned_read_only_needs_a_new_process(
     def fail(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(os, "fchmod", fail)
     server = a_server(tmp_path)
-    with pytest.raises(DirectoryLost):
+    for is_lost in (False, True):  # one that was never writable is no reason to end
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fchmod", fail)
+            with pytest.raises(DirectoryLost, match=f"{tmp_path} is read-only to this process"):
+                await server.rebind()
+        assert is_lost == bool(server._lost.value)
         await server.rebind()
 
-    with pytest.raises(DirectoryLost, match=f"{tmp_path} is read-only to this process"):
+    with pytest.raises(DirectoryLost):
         await server.until_lost()
+    await server._retire()
 
 
 async def test_a_directory_with_too_long_a_path_is_named(tmp_path: Path):

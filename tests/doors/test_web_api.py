@@ -129,13 +129,25 @@ async def test_a_list_is_answered_whole_whatever_is_asked_of_it():
     )
 
 
-@pytest.mark.parametrize("path", ["nothing", "status/x", "gpus/%1b%5b2J"])
-async def test_what_is_not_there_is_said_with_what_is(path):
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("nothing", 404, "/api/v1/status"),
+        ("node/x", 404, "/api/v1/status"),
+        ("gpus/9", 404, "No GPU of this node is named 9"),
+        ("gpus/None", 404, "No GPU of this node is named None"),
+        ("gpus/%1b%5b2J", 404, "\N{REPLACEMENT CHARACTER}[2J"),
+        ("gpus/3", 200, '"kind":"Gpu"'),
+        (f"gpus/{G1}", 200, f'"data":{{"uuid":"{G1}"'),
+        ("allocations", 200, '"kind":"Allocations"'),
+    ],
+)
+async def test_a_part_is_answered_and_what_is_not_there_is_said(path, status, said):
     async with reading(facts) as client, client.get(f"/api/v1/{path}") as answer:
-        assert (404, True) == (answer.status, "/api/v1/status" in await answer.text())
+        assert (status, True) == (answer.status, said in await answer.text())
 
 
-@pytest.mark.parametrize("path", ["/api/v1/status", "/", "/api/v1/settings"])
+@pytest.mark.parametrize("path", ["/api/v1/status", "/", "/api/v1/gpus/3", "/api/v1/refusals"])
 async def test_what_did_not_change_is_not_sent_again(path, monkeypatch):
     monkeypatch.setattr(server, "KEPT", 0.0)
     looks = itertools.count()
@@ -149,10 +161,10 @@ async def test_what_did_not_change_is_not_sent_again(path, monkeypatch):
         async with client.head(path, headers={"If-None-Match": '"x"'}) as answer:
             assert 200 == answer.status
         async with client.get(path, headers=known) as answer:
-            assert (304 if path.endswith("settings") else 200) == answer.status
+            assert (304 if path.endswith("refusals") else 200) == answer.status
 
 
-@pytest.mark.parametrize("path", ["/api/v1/status", "/"])
+@pytest.mark.parametrize("path", ["/api/v1/status", "/", "/api/v1/gpus/3"])
 async def test_many_readers_cost_one_look_whatever_they_ask(path, monkeypatch):
     looks = []
 

@@ -275,6 +275,20 @@ async def test_the_oldest_of_whoever_holds_most_gives_way(monkeypatch):
         assert [False, True, True, True] == [await is_answered(one) for one in greedy]
 
 
+async def test_a_newcomer_counts_for_its_own_address(monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    monkeypatch.setattr(server, "SHARE", 2)
+    async with (
+        serving(PAGES) as (port, _),
+        connected(port, 2, "127.0.0.2") as modest,
+        connected(port, 2, "127.0.0.3") as greedy,
+    ):
+        assert 1 == await answered(port, 1, "127.0.0.3")
+
+        assert [True, True] == [await is_answered(one) for one in modest]
+        assert [False, True] == [await is_answered(one) for one in greedy]
+
+
 async def test_who_takes_no_answer_gives_way_when_nobody_is_idle(monkeypatch):
     monkeypatch.setattr(server, "CONNECTIONS", 3)
     large = {**PAGES, "/large": lambda _: web.Response(body=b"x" * 16_000_000)}

@@ -214,3 +214,23 @@ async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_
 
         assert reason == (await driver.probe(G1)).unmonitored
         assert bool(reason) == (1 not in library.registered)
+
+
+async def test_streams_begin_again_once_the_machine_gives_threads(driver, library, monkeypatch):
+    monkeypatch.setattr(nvml_driver, "FAREWELL", 0.1)
+    await driver.scan()
+    with monkeypatch.context() as full:
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        full.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with pytest.raises(DriverError, match="no thread can be started to wait for events"):
+                await anext(driver.events())
+    assert 0 == library.calls["nvmlEventSetCreate"]
+
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+
+        assert [DriverEvent(EventKind.XID, G0, 13)] == await hear(heard, 1)

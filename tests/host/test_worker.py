@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 import structlog
@@ -143,20 +142,3 @@ def test_a_hanging_thread_does_not_need_the_loop_any_more(monkeypatch):
 
     assert not threads[0].is_alive()
     assert [] == failures
-
-
-@pytest.mark.parametrize("name", ["disk", "regions", "a name of more than 15 bytes"])
-async def test_the_kernel_knows_the_name_of_the_thread(name: str):
-    async with Worker(name) as worker:
-        shown = await worker.call(Path("/proc/thread-self/comm").read_text)
-
-    assert f"{name[:15]}\n" == shown
-
-
-async def test_work_is_done_where_the_thread_cannot_be_named(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object, **__: object) -> int:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    async with Worker("disk") as worker:
-        assert 7 == await worker.call(int, "7")

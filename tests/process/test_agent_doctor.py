@@ -131,14 +131,20 @@ async def the_kubelet_lost_its_checkpoint(node: SandboxCluster) -> None:
 
 async def a_gpu_is_lost(node: SandboxCluster) -> None:
     node.hardware.lose("0")
-    assert await offers(node, SLICES // 2)
+    await half_is_offered(node)
 
 
 async def a_gpu_is_released(node: SandboxCluster) -> None:
     socket = str(node.places.run / "api.sock")
     ended = await asyncio.to_thread(run, "release", "0", "--socket", socket)
     assert (0, "") == (ended.returncode, ended.stderr)
+    await half_is_offered(node)
+
+
+async def half_is_offered(node: SandboxCluster) -> None:
+    """To kube-scheduler, and to HAMi's."""
     assert await offers(node, SLICES // 2)
+    assert await comes(lambda: '"health":false' in node.node_annotations()[REGISTER])
 
 
 def written_by(manager: str) -> dict[str, object]:

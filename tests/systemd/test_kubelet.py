@@ -46,7 +46,7 @@ async def until_missed(node):
 
     async def ask():
         said = (await node.shown())["StatusText"]
-        return said.startswith("80 slices on offer; ") and any(word in said for word in words)
+        return any(word in said for word in words)
 
     await until_answer(ask, PATIENCE, lambda: "the status line does not say that it is gone")
 

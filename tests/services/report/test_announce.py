@@ -8,9 +8,11 @@ import msgspec
 import pytest
 import structlog
 
-from agent.cluster import NodeEvent
+from agent.cluster import CORDON, NodeEvent, NodeView
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
-from agent.report import LIMIT, NodeEventQueue
+from agent.kit.cell import Cell
+from agent.report import LIMIT, NodeEventQueue, follow_cordons
+from tests.builders import a_uuid, an_inventory
 from tests.fakes.apiserver import EventSink
 from tests.services.at_work import at_work
 
@@ -101,3 +103,50 @@ async def test_an_event_that_is_dropped_while_it_is_posted_takes_no_other_with_i
         await asyncio.sleep(LIMIT + 1)
 
     assert [str(number) for number in range(LIMIT + 1)] == posted
+
+
+# A cordon that begins or ends is an Event, and so a change of the journal, whoever wrote it.
+
+G0, G1 = a_uuid(0), a_uuid(1)
+GPUS = an_inventory(count=2)
+
+
+def a_view(cordon: str | None) -> NodeView:
+    return NodeView("n", "u", "1", {} if cordon is None else {CORDON: cordon})
+
+
+async def said(*views: NodeView | None, inventory=GPUS) -> list[tuple[str, str]]:
+    """Reason and text of the Events while the Node is seen like this, one view after another."""
+    node: Cell[NodeView | None] = Cell(None)
+    events: list[NodeEvent] = []
+    async with at_work(partial(follow_cordons, node, Cell(inventory), events.append)):
+        for view in views:
+            await asyncio.sleep(0)
+            node.set(view)
+            await asyncio.sleep(0.01)
+    assert not any(event.warning for event in events)
+    return [(event.reason, event.text) for event in events]
+
+
+async def test_a_cordon_and_its_end_are_events_that_name_the_gpu():
+    begun = (
+        "GpuCordoned",
+        f"GPU 1 ({G1}) is cordoned: HAMi's scheduler (2.10 and later) places no new pods",
+    )
+    ended = ("GpuUncordoned", f"GPU 1 ({G1}) is no longer cordoned")
+
+    assert [begun, ended] == await said(a_view(None), a_view(G1), a_view(None))
+
+
+@pytest.mark.parametrize(
+    ("views", "reasons"),
+    [
+        ([a_view(f"{G0},{G1}")], []),
+        ([a_view(G0), a_view("")], ["GpuUncordoned"]),
+        ([a_view(G0), None, a_view(G0)], []),
+        ([a_view(None), a_view("GPU-x,y")], []),
+    ],
+    ids=["before the start", "its end", "a node that is away for a while", "no GPU of this node"],
+)
+async def test_what_was_known_before_or_names_no_gpu_is_no_event(views, reasons):
+    assert reasons == [reason for reason, _ in await said(*views)]

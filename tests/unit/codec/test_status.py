@@ -8,6 +8,7 @@ from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodTable, Role
 from agent.errors import MalformedText
 from agent.hami.annotations import encode_register, registered
 from agent.ledger import Decider, JournalEntry, Ledger
+from agent.model import Condition
 from agent.status import NodeStatus, StatusFacts, envelope, open_envelope, status_of
 from tests.builders import (
     G1,
@@ -15,9 +16,13 @@ from tests.builders import (
     NOON,
     RESOURCE,
     a_container,
+    a_container_use,
     a_gpu,
+    a_gpu_use,
+    a_health,
     a_pod,
     a_row,
+    a_share,
     a_shared_gpu,
     an_inventory,
 )
@@ -125,6 +130,33 @@ def test_without_a_scheduler_a_container_holds_the_gpus_of_its_slices():
     assert [("3", None, None), ("3", None, None), (G2, None, None)] == [
         (share.gpu, share.memory_mib, share.cores) for share in found.allocations[0].shares
     ]
+
+
+SETUP = a_container(name="setup", role=Role.INIT)
+OVER = msgspec.structs.replace(SETUP, has_run=True, succeeded=True, ended_at=NOON)
+
+
+@pytest.mark.parametrize(
+    ("condition", "setup", "mib"),
+    [(Condition.OK, SETUP, 8), (Condition.LOST, SETUP, None), (Condition.OK, OVER, None)],
+    ids=["it is used", "the GPU is lost", "an init container that ended"],
+)
+def test_what_can_no_longer_be_used_is_not_said_to_be(condition, setup, mib):
+    """HAMi-core's region keeps the last figures."""
+    later = a_container(name="later", role=Role.INIT)
+    pod = a_pod(containers=(setup, later, a_container()))
+    gpu = a_shared_gpu(gpu=a_gpu(uuid=G1), health=a_health(condition=condition))
+    facts = StatusFacts(
+        NOON,
+        ABOUT,
+        inventory=an_inventory(gpus=[gpu]),
+        ledger=Ledger((a_row(container="setup", role=Role.INIT, shares=(a_share(uuid=G1),)),)),
+        pods=PodTable({pod.uid: pod}, synced=True),
+        used=lambda _: a_container_use(a_gpu_use(G1, mib=8)),
+    )
+    (one,) = status_of(facts).allocations or ()
+
+    assert (False, mib) == (one.ended, one.shares[0].used_mib)
 
 
 @pytest.mark.parametrize(
