@@ -192,11 +192,7 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
 
 
 def decode_node(obj: Mapping[str, object]) -> NodeView:
-    """Decode a Node with all its annotations and labels.
-
-    Raises:
-        MalformedText: metadata.uid or metadata.name is missing or not a text.
-    """
+    """Decode a Node with all its annotations and labels. Raises MalformedText, as decode_pod."""
     metadata = inside(obj, "metadata")
     uid, name = _identity(metadata, "node")
     return NodeView(
