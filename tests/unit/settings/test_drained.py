@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from agent.ledger import Holder, Ledger, SourceFile
-from agent.settings.reading import Sources, make_plan
+from agent.ledger import Holder, LastGood, Ledger, SourceFile
+from agent.settings.reading import Sources, make_plan, stand_in
 from tests.builders import NODE, a_pod_uid, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
@@ -78,3 +78,20 @@ def test_the_first_setting_that_a_row_does_not_fit_is_named(ledger: Ledger, sett
 def test_rows_by_two_names_refuse_a_third():
     other = "example.com/other"
     assert f"cannot change from {NEW} to {other} while" in said(BOTH_NAMES, resource=other)
+
+
+@pytest.mark.parametrize(
+    ("kept", "stands_in"),
+    [
+        ("", True),
+        (f"sharing: {{resourceName: {NEW}}}", False),
+        ("sharing: 7", False),
+        (None, False),
+    ],
+)
+def test_last_good_settings_stand_in_for_those_that_the_rows_refuse(kept, *, stands_in: bool):
+    now = Sources(own=SourceFile("c.yaml", f"sharing: {{resourceName: {NEW}}}".encode()))
+    copy = None if kept is None else LastGood("0", NODE, own=SourceFile("c.yaml", kept.encode()))
+    found = stand_in(copy, now, rows("p"))
+
+    assert stands_in == (found is not None and not found.undrained(rows("p")))
