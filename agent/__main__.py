@@ -20,7 +20,8 @@ def main() -> int:
     # A shell without job control starts `command &` with SIGINT ignored, and Python keeps that:
     # neither Ctrl-C nor `kill -INT` would end the process.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return dispatch(sys.argv[1:], os.environ)
+    is_plugin = sys.argv[0].endswith("kubectl-hami")
+    return dispatch(sys.argv[1:], os.environ, "kubectl hami" if is_plugin else "hami-agent")
 
 
 if __name__ == "__main__":

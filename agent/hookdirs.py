@@ -1,9 +1,8 @@
 """HAMi-core's directories on the host: made, set aside and removed, without following links.
 
-Containers mount them, and any process in a container may write them, so their content is not
-trusted. Every step starts at an open directory and follows no link. Only root may write the
-directories above them. An unusable or unused directory is set aside by a rename, which no content
-can delay, and removed in passes on a thread of its own.
+Any process in a container may write them. So every step starts at an open directory and follows no
+link. Only root may write the directories above. An unusable or unused directory is set aside by a
+rename, which no content can delay, and removed in passes on a thread of its own.
 """
 
 import asyncio
@@ -141,8 +140,8 @@ class Cleared(msgspec.Struct, frozen=True):
 
     - `more`: a directory is not finished, or was not reached.
     - `kept`: how many cannot be removed. `why`: the system's error for the first of them.
-    - `available`, `inodes`: free bytes and inodes of the file system. NaN: not known. Infinite
-      inodes: the file system does not count them.
+    - `available`, `inodes`: free bytes and inodes of the file system. NaN: not known; infinite:
+      not counted.
     """
 
     more: bool = False
@@ -175,10 +174,7 @@ class HostHookDirs:
         """Something may have been set aside since the last pass."""
 
     async def facts(self) -> HookFacts:
-        """Inspect the hook directory. Raises StateError.
-
-        Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go (mounts).
-        """
+        """Inspect the hook directory, as HAMi's server.go does for mounts. Raises StateError."""
         return await self._offload.call(self._facts)
 
     async def check(self) -> None:

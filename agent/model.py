@@ -114,7 +114,6 @@ class Health(msgspec.Struct, frozen=True):
 
 GpuUuid = NewType("GpuUuid", str)
 """`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
-
 NO_INDEX: Final = -1
 """The index of a GPU whose index is not known, because the driver never described it."""
 
@@ -520,10 +519,9 @@ class SharedGpu(msgspec.Struct, frozen=True):
     """One GPU and how it is shared.
 
     - `registered_mib` and `core_percent`: MiB and percent after scaling.
-    - `present`: False if the GPU is shown but not offered. Either it vanished or is no longer
-      shared while a container holds a slice of it; or it is unhealthy and the driver lists it
-      without describing it; or the container runtime would not find it. In the second case only
-      its UUID may be known, and it has no slices.
+    - `present`: False if the GPU is shown but not offered. It vanished or is no longer shared while
+      a container holds a slice of it; or the container runtime would not find it; or it is
+      unhealthy and the driver lists it without describing it: then it has no slices.
     - `there`: the driver still lists it.
     - `obstacle`: why it is not present; empty if nothing more is known.
     - `wanted`: False if the settings or MIG mode exclude it.
@@ -680,8 +678,7 @@ class Probe(msgspec.Struct, frozen=True):
     unmonitored: str = ""
 
 
-# Settings of the web pages. Without aiohttp: verbs that only read settings do not load it.
-
+# Settings of the web pages.
 
 ReaderPolicy = Literal["local", "all"]
 """Whose requests for what names pods are answered over TCP."""

@@ -109,11 +109,14 @@ _MODULES = {
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
 
 
-def dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Parse `argv`, run its verb and return the exit code (2 for a usage error)."""
+def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "hami-agent") -> int:
+    """Parse `argv`, run its verb and return the exit code (2 for a usage error).
+
+    `program`: how help names the command.
+    """
     code = OK
     try:
-        code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ)
+        code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ, program)
         sys.stdout.flush()
     except* KeyboardInterrupt:
         code = INTERRUPTED
@@ -139,9 +142,9 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     return UNWRITTEN
 
 
-def _dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
     """Load the module of the verb, parse the rest of the line and run it."""
-    parser, subparsers = _parser()
+    parser, subparsers = _parser(program)
     verb = argv[0] if argv else "-"
 
     # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`. The
@@ -191,9 +194,9 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Subparsers]:
+def _parser(program: str = "hami-agent") -> tuple[argparse.ArgumentParser, Subparsers]:
     parser: argparse.ArgumentParser = Parser(
-        prog="hami-agent",
+        prog=program,
         description="Shares the NVIDIA GPUs of one node among Kubernetes pods, beside HAMi's "
         "scheduler.",
         epilog="example: hami-agent sandbox --gpus 8 --profile h100",
@@ -224,6 +227,10 @@ class _WholeWords(argparse.HelpFormatter):
     @override
     def _split_lines(self, text: str, width: int) -> list[str]:
         words = " ".join(text.split())
+        # Whoever typed `kubectl hami` can paste the example as it is printed.
+        if self._prog.startswith("kubectl hami"):
+            words = words.replace("hami-agent ", "kubectl hami ")
+
         return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
 
     @override

@@ -54,10 +54,7 @@ class MigProfile(msgspec.Struct, frozen=True):
 
 
 class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One element of the annotation, its fields in the order in which HAMi writes them.
-
-    A field that is absent in the text has its default; one that has its default is not written.
-    """
+    """One element of the annotation, its fields in the order in which HAMi writes them."""
 
     uuid: GpuUuid = msgspec.field(name="id", default=NO_GPU)
     index: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -72,10 +69,7 @@ class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def told(inventory: Inventory) -> tuple[SharedGpu, ...]:
-    """The GPUs that are reported to schedulers, sorted by index.
-
-    A GPU that was not described since the agent started is omitted: its properties are unknown.
-    """
+    """The GPUs that are reported, by index; without those never described since the start."""
     known = (shared for shared in inventory.gpus if shared.gpu.name)
     return tuple(sorted(known, key=lambda shared: (shared.gpu.index, shared.uuid)))
 
@@ -334,9 +328,8 @@ def report_of(
 ) -> NodeReport | None:
     """Compute the report of the inventory; None before the first scan and without any GPU.
 
-    If the inventory has no GPU, the GPUs of the present annotation stay, unhealthy, with their
-    scores: a scheduler treats an empty list as an error and keeps what it had (HAMi
-    pkg/device/devices.go, UnMarshalNodeDevices).
+    If the inventory has no GPU, those of the present annotation stay, unhealthy, with their scores:
+    a scheduler keeps what it had instead of an empty list (HAMi UnMarshalNodeDevices).
     """
     if inventory.generation == 0:
         return None

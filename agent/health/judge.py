@@ -90,6 +90,7 @@ _STEPS: Final[dict[str, str]] = {
     Action.REPLACE: "replace the GPU",
 }
 """The end of a health text: what to do, by the condition or else by the action."""
+COOLING: Final = "it is served again after its cool-down"
 RELIEVED: Final = "it needs no reset any more"
 
 
@@ -203,7 +204,7 @@ def past(health: Health) -> str:
 
 def _happened(health: Health) -> str:
     text = health.text.removesuffix(f" [{health.runbook}]")
-    ends = (f"; {step}" for step in (*_STEPS.values(), RELIEVED))
+    ends = (f"; {step}" for step in (*_STEPS.values(), COOLING, RELIEVED))
     return text.removesuffix(next(filter(text.endswith, ends), ""))
 
 
@@ -424,7 +425,9 @@ def _on_recovered(health: Health, now: dt.datetime) -> Health:
     back = verdict(
         Condition.BAD, now, Cause.LOST, health.runbook, said, xid=health.xid, needs=needs
     )
-    return replace(back, passed_probes=1)
+    # Its last text asked for a reboot: the new one has to say that nothing is to be done.
+    text = _sentence(said, COOLING, back.runbook) if needs is Action.NONE else back.text
+    return replace(back, passed_probes=1, text=text)
 
 
 def _need(health: Health) -> Action:

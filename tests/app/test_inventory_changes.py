@@ -219,7 +219,8 @@ async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_even
         # needs nothing: who reads Events alone would else reboot the node during the cool-down.
         ill = ["GpuUnhealthy"] * 3
         assert (ill, [G0]) == (node.reasons, node.served)
-        assert f"GPU 1 ({G1}): it was lost and is back [H-048]" == node.told[-1].text
+        back = "it was lost and is back; it is served again after its cool-down"
+        assert f"GPU 1 ({G1}): {back} [H-048]" == node.told[-1].text
         await asyncio.sleep(200)
 
         assert ([*ill, "GpuRecovered"], [G0, G1]) == (node.reasons, node.served)

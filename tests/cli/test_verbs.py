@@ -191,3 +191,12 @@ def test_help_breaks_no_word_at_its_hyphen(
     lines = capsys.readouterr().out.splitlines()
 
     assert [] == [line for line in lines if line.endswith("-") and not line.endswith(" -")]
+
+
+def test_as_a_plugin_of_kubectl_the_help_names_kubectl(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == dispatch(["status", "--help"], {}, "kubectl hami")
+
+    said = capsys.readouterr().out
+    assert said.startswith("usage: kubectl hami status ")
+    assert "example: kubectl hami status " in said
+    assert "hami-agent " not in said.replace("/etc/hami-agent", "")
