@@ -644,6 +644,7 @@ class Reconcile:
             if row.mismatched and is_kept and not (old and old.mismatched and old.confirmed):
                 self.mismatches.add()
                 where = row.namespace, row.pod, row.pod_uid
+                log.warning("ledger.mismatch", ns=row.namespace, pod=row.pod)
                 self.say(NodeEvent(MISMATCH_EVENT, str(mismatch(row)), True, *where))
 
         for row in new:

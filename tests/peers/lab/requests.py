@@ -58,8 +58,8 @@ async def mark_of_rest(cluster: Cluster) -> int:
     return cluster.plane.audit.mark()
 
 
-def of_pods(count: int, *, looks: int = 2) -> Counter[str]:
-    """What so many pods cost: two writes, and a look before the answer and one behind the lock.
+def of_pods(count: int, *, looks: int = 1) -> Counter[str]:
+    """What so many pods cost: two writes, and a look before the answer.
 
     There are no looks where names were generated.
     """
