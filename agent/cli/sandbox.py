@@ -370,18 +370,19 @@ def _add_simulate(subparsers: Subparsers) -> None:
         description=_simulate.__doc__,
         epilog="example: hami-agent simulate xid 79 --gpu 1",
     )
+    socket: dict[str, Any] = {
+        "type": Path,
+        "metavar": "PATH",
+        "help": f"control socket of the simulation (default {HARDWARE_SOCKET})",
+    }
+    parser.add_argument("--socket", default=HARDWARE_SOCKET, **socket)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     for name, (form, words) in _ACTIONS.items():
         text, example = form.__doc__, f"example: hami-agent simulate {name} {words}"
         action = actions.add_parser(name, help=text, description=text, epilog=example)
-        action.add_argument(
-            "--socket",
-            type=Path,
-            default=HARDWARE_SOCKET,
-            metavar="PATH",
-            help=f"control socket of the simulation (default {HARDWARE_SOCKET})",
-        )
+        # People write it before the action or behind it.
+        action.add_argument("--socket", default=argparse.SUPPRESS, **socket)
         add_output(action)
         for field in form.__struct_fields__:
             flag, options = _ARGUMENTS[field]

@@ -57,6 +57,11 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
     assert "the driver answers nothing for 0.01 s" == said[6]
 
 
+async def test_the_socket_may_stand_before_the_action(hardware, path, capsys):
+    assert 0 == await run("--socket", str(path), "xid", "79", "--gpu", "1")
+    assert "reported XID 79" in capsys.readouterr().out
+
+
 async def test_json_carries_kind_source_and_data(hardware, path, capsys):
     await run("list", "-o", "json", socket=path)
     document = json.loads(capsys.readouterr().out)
