@@ -114,8 +114,9 @@ def sweep(directory: Path, resource: str) -> None:
     """
     for path in directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock"):
         if listens(path) is False:
-            path.unlink(missing_ok=True)
-            log.info("plugin.stale_socket_removed", name=path.name)
+            with contextlib.suppress(OSError):  # gone, or bind() says why
+                path.unlink()
+                log.info("plugin.stale_socket_removed", name=path.name)
 
 
 def listens(path: Path) -> bool | None:
