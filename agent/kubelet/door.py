@@ -189,8 +189,8 @@ def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
 class PluginCodec(CodecBase):
     """The codec of the plugin's server. Lists are given to it as bytes, by encode_list().
 
-    Requests with ids have a parser of their own: the generated one takes 2.5 µs for each id, on the
-    loop, and accepts a text that is cut short. A property test compares it with Google's protobuf.
+    Requests of admissions have a parser of their own: the generated one takes 2.5 µs for each id,
+    on the loop, and accepts a text that is cut short. A property test compares it with Google's.
     """
 
     __content_subtype__ = "proto"
