@@ -326,7 +326,7 @@ async def test_what_lies_in_the_place_of_the_socket_keeps_nobody_from_the_port()
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         address = cluster.web_address or ""
 
-        said = f"[!]web_socket degraded: {path} is in the way"
+        said = f"[!]web_socket degraded: {path} cannot be bound"
         assert await told(said, lambda: over_tcp(address)), cluster.log.last(20)
 
         path.unlink()
