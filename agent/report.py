@@ -88,6 +88,8 @@ class NodeEventQueue:
                     level("event.logged", reason=event.reason, **of, text=event.text)
             except ApiError as error:
                 if error.status not in range(400, 500) or error.status == 429:
+                    if event.pod and self.waiting and self.waiting[0] is event:
+                        self.waiting.rotate(-1)  # its namespace alone may take no Event now
                     await asyncio.sleep(error.retry_after or AGAIN)
                     continue
                 if (others := self._refused.admit()) is not None:

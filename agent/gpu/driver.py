@@ -402,7 +402,7 @@ class NvmlSession:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
             library.nvmlInit()
         except library.NVMLError as error:
-            if (why := nvml.missing(error, self._sys_root)) is not None:
+            if (why := nvml.missing(library, error, self._sys_root)) is not None:
                 raise why from error
             raise
 
@@ -546,7 +546,8 @@ class NvmlDriver:
             raise DriverMissing(
                 f"The driver's library was replaced by {other}, and the kernel module is still "
                 "that of the former one, so a new container's CUDA fails with a version mismatch",
-                remedy="drain the node and reboot it, or reload the module [P-DRIVER]",
+                remedy="drain the node and reboot it, or reload the module and restart the agent "
+                "[P-DRIVER]",
             )
 
     async def renew(self) -> bool:

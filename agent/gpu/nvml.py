@@ -11,6 +11,7 @@ import ctypes
 import os
 import queue
 import re
+import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -139,16 +140,34 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
     pynvml loads the soname only while its `nvmlLib` is None, so this sets it first. A library that
     is loaded stays: to use another one, the agent has to be restarted.
     """
-    if path is None or library.nvmlLib is not None:
+    file = path or library_below(Path("/"))
+    if file is None or library.nvmlLib is not None:
         return
 
     try:
-        library.nvmlLib = ctypes.CDLL(os.path.realpath(path))
+        if file.is_file() and _is_cut_off(file):  # the loader would end the process with SIGBUS
+            raise _refused_by_loader(str(file), "its end is missing")
+        if path is not None:
+            library.nvmlLib = ctypes.CDLL(os.path.realpath(path))
     except OSError as error:
-        raise _refused_by_loader(str(path), str(error)) from error
+        raise _refused_by_loader(str(file), str(error)) from error
 
 
-def missing(error: Exception, sys_root: Path) -> DriverMissing | None:
+def _is_cut_off(file: Path) -> bool:
+    """Whether an ELF file ends before its table of sections, which is the last part of it.
+
+    Raises OSError. Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
+    """
+    with file.open("rb") as opened:
+        header = opened.read(64)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
+        return False  # the loader says what it is
+
+    start, size, count = struct.unpack_from("<Q10x2H", header, 40)
+    return int(start + size * count) > file.stat().st_size
+
+
+def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMissing | None:
     """What is missing for nvmlInit where the code of `error` does not tell; None: it does."""
     if code(error) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         # Why the loader does not take the library that is there; None: there is none. It passes
@@ -160,6 +179,11 @@ def missing(error: Exception, sys_root: Path) -> DriverMissing | None:
                 if place != SONAME or "No such file" not in str(refusal):
                     return _refused_by_loader(str(place), str(refusal))
         return None
+
+    # Another library has the name, such as a stub of a container's image.
+    if code(error) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+        file = getattr(library.nvmlLib, "_name", None) or SONAME
+        return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
 
     is_loaded = (sys_root / "module/nvidia").exists()
     if code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED or not is_loaded:

@@ -360,14 +360,16 @@ def _on_passed(
 
 
 def _on_failed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    """A failed probe makes an ok GPU watched, and a watched GPU bad."""
+    """A failed probe makes a GPU watched, and another one within its cool-down makes it bad."""
     if health.ill:
         return again(health, now)
-    if health.silent:
-        # A driver that comes back answers for one GPU after the other.
-        return aged(health, now, settings)
     # The probes of all services meet the same hiccup of the driver within one round.
-    if health.cause == Cause.PROBE and seconds(health, now) < SAME_HICCUP:
+    is_echo = seconds(health, now) < SAME_HICCUP
+    # A driver that comes back answers for one GPU after the other. A GPU that is taken back is not
+    # served yet, and its next failure decides.
+    if health.silent and (is_echo or health.runbook != RUNBOOK):
+        return aged(health, now, settings)
+    if health.cause == Cause.PROBE and is_echo:
         return health
 
     error = cap(probe.text) or "an error"
@@ -380,7 +382,7 @@ def _on_failed(health: Health, probe: Probe, now: dt.datetime, settings: HealthS
 
 def is_failing(health: Health) -> bool:
     """Whether another failed probe is one too many to serve the GPU."""
-    return health.condition is Condition.WATCH
+    return health.cause == Cause.PROBE or health.runbook == RUNBOOK
 
 
 def _on_refused(health: Health, now: dt.datetime) -> Health:
@@ -485,7 +487,7 @@ def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | No
         return None
 
     # It runs without them, so it is served until somebody has time to reset it.
-    text, action = "memory rows or pages wait for a reset to be replaced", Action.RESET
+    text, action = "memory rows or pages wait for a reset once the GPU is free", Action.RESET
     return verdict(Condition.WATCH, now, Cause.MEMORY, "H-ROWS", text, xid=xid, action=action)
 
 

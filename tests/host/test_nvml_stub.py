@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import shutil
+import subprocess
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from agent.errors import DriverError, DriverMissing
@@ -307,7 +309,7 @@ def test_a_library_that_the_loader_does_not_take_is_not_called_missing(
     monkeypatch.setattr(nvml, "library_below", lambda _: None)
     monkeypatch.setattr(nvml, "SONAME", str(tmp_path / "libnvidia-ml.so.1"))
 
-    assert "cannot be loaded" in str(nvml.missing(NVMLError(12), tmp_path))
+    assert "cannot be loaded" in str(nvml.missing(pynvml, NVMLError(12), tmp_path))
 
 
 @pytest.mark.parametrize("has_module", [True, False])
@@ -343,6 +345,38 @@ async def test_a_gpu_whose_device_file_the_agent_may_not_open_is_told_by_its_add
     assert "restart the agent's pod" in fault.remedy
     stub.order([1, 2])  # a GPU that was there before and is not listed now is no new one
     assert ["0000:c1:00.0"] == [fault.gpu for fault in (await driver.scan()).faults]
+
+
+@pytest.mark.parametrize("missing", [1, 0.1, 0.5, 0.9])
+async def test_a_library_without_its_end_is_refused_and_kills_no_process(built, tmp_path, missing):
+    content = built.read_bytes()
+    file = tmp_path / "libnvidia-ml.so.1"
+    file.write_bytes(content[: -(missing if missing == 1 else round(missing * len(content)))])
+    driver = NvmlDriver(path=file, sys_root=tmp_path)
+
+    with pytest.raises(DriverMissing, match=r"cannot be loaded .*\(its end is missing\)"):
+        await driver.scan()
+    await driver.close()
+
+
+@pytest.fixture
+def without_functions(built, tmp_path) -> Path:
+    """A library that the loader takes and that has none of the driver's functions."""
+    source, file = tmp_path / "empty.c", tmp_path / "libnvidia-ml.so.1"
+    source.write_text("int nothing;")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", file, source], check=True)  # noqa: S603, S607
+    return file
+
+
+async def test_another_library_with_the_name_is_not_called_a_driver_with_an_error(
+    without_functions, tmp_path
+):
+    file = without_functions
+    driver = NvmlDriver(path=file, sys_root=tmp_path)
+
+    with pytest.raises(DriverMissing, match=f"{file} cannot be loaded .*nvmlInit_v2"):
+        await driver.scan()
+    await driver.close()
 
 
 @pytest.mark.parametrize("before", ["", "not a library"])

@@ -49,6 +49,23 @@ async def test_events_are_posted(answers, texts, posted) -> None:
             assert [one.text for one in api.posted] == expected
 
 
+async def test_a_namespace_that_takes_no_events_holds_up_none_of_the_node() -> None:
+    posted, notices = [], NodeEventQueue()
+
+    async def post(one: NodeEvent) -> None:
+        if one.pod:
+            raise ApiError("failed calling webhook", status=500)
+        posted.append(one.text)
+
+    notices.say(NodeEvent("AllocationRefused", "no", warning=True, namespace="a", pod="p"))
+    async with at_work(partial(notices.post_all, post)):
+        notices.say(event("b"))
+        await asyncio.sleep(6)
+
+    assert ["b"] == posted
+    assert ["no"] == [one.text for one in notices.waiting]
+
+
 async def test_without_an_api_server_events_are_said_in_the_log() -> None:
     notices = NodeEventQueue()
     with structlog.testing.capture_logs() as said:

@@ -215,7 +215,7 @@ def test_what_is_missing_until_a_gpu_is_ok_is_said(history, wanted):
         ("lose pass", "it was lost and is back [H-LOST]"),
         ("lose xid48 pass", "it was lost and is back [H-LOST]"),
         ("xid48 advise-none", "XID 48: double-bit ECC error [H-048]"),
-        ("rows-pending", "memory rows or pages wait for a reset to be replaced [H-ROWS]"),
+        ("rows-pending", "memory rows or pages wait for a reset once the GPU is free [H-ROWS]"),
         ("rows-failed", "memory rows could not be remapped: no spare rows are left [H-ROWS]"),
     ],
 )
