@@ -461,7 +461,8 @@ class InventoryKeeper:
             if not (is_present or is_held or (is_missed and is_wanted)):
                 continue
 
-            missing = undefined((uuid,), self._edits.value, self._defined) if is_present else None
+            has_names = is_present and self._defined is not None
+            missing = undefined((uuid,), self._edits.value, self._defined) if has_names else None
             if missing:
                 left_out[uuid] = GpuFault(uuid, "; ".join(missing), index=gpu.index)
 

@@ -105,19 +105,20 @@ async def follow_cordons(
 
     The cordon annotation of the Node as it is first seen makes no Event.
     """
-    before: Collection[GpuUuid] | None = None
+    before: str | None = None
     async for view in node.follow():
-        if view is None:
+        text = before if view is None else view.annotations.get(CORDON, "")
+        if before in (None, text):
+            before = text
             continue
-        now = read_cordon(view.annotations.get(CORDON))
-        was, before = now if before is None else before, now
+        was, now, before = read_cordon(before), read_cordon(text), text
         for gpu in inventory.value.gpus:
             if gpu.uuid in now and gpu.uuid not in was:
-                text = "is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
-                say(NodeEvent("GpuCordoned", f"{gpu.gpu.title} {text}", warning=False))
+                words = "is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
+                say(NodeEvent("GpuCordoned", f"{gpu.gpu.title} {words}", warning=False))
             elif gpu.uuid in was and gpu.uuid not in now:
-                text = f"{gpu.gpu.title} is no longer cordoned"
-                say(NodeEvent("GpuUncordoned", text, warning=False))
+                words = f"{gpu.gpu.title} is no longer cordoned"
+                say(NodeEvent("GpuUncordoned", words, warning=False))
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.

@@ -361,9 +361,11 @@ class Settlement:
             if identity in current
             or (last.until is None and last.effect.groups and last.effect.pod_uid in table.pods)
         }
-        # What is done is owed until the views show it.
-        done = {last.effect for last in self._tried.values() if last.until is None}
-        return [each for each in found if each not in done]
+        # What is done is owed until the views show it. A removed lock is done for good: its pod may
+        # go while a late view still shows it.
+        done = [last.effect for last in self._tried.values() if last.until is None]
+        removed = {each.identity for each in done if each.lock}
+        return [each for each in found if each not in done and each.identity not in removed]
 
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""

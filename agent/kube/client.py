@@ -662,7 +662,7 @@ async def fetch_list(
 
     `most`: how many objects an answer may have at first; 0 for all. After a too long answer it asks
     for fewer, with the same token (the server accepts another `limit`, as its own test does:
-    test/e2e/apimachinery/chunking.go).
+    test/e2e/apimachinery/chunking.go); after a short one, for more.
     """
     objects: list[T] = []
     limit, version, rest, size = most, "", "", 0
@@ -691,6 +691,8 @@ async def fetch_list(
                 "for one namespace or node"
             )
         rest = meta.rest
+        if len(body) < PAGE_LIMIT // FEWER // 2:
+            limit = min(limit * FEWER, MOST)
 
 
 def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[_ListMeta, list[T]]:

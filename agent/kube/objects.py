@@ -552,6 +552,8 @@ def event_object(series: EventSeries, node: str, now: dt.datetime) -> dict[str, 
 
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
+TOO_SHORT = 1.0
+"""Seconds: after a watch that the server ended sooner, the delays grow."""
 SPREAD = 4.0
 """Seconds: the longest random delay after what every client of a server meets at the same moment.
 That is a break, an early end or a lost place."""
@@ -594,8 +596,10 @@ class Reopening:
             return 0.0
 
         self.failures += 1
+        # A proxy may end each watch after some seconds: until then it tells what changes.
+        grows = self.failures > 1 and (failure is not None or lasted < TOO_SHORT)
         asked = (failure.retry_after if failure else None) or 0.0
-        delay = max(self._backoff.next() if self.failures > 1 else 0.0, asked)
+        delay = max(self._backoff.next() if grows else 0.0, asked)
         # All clients met the same, so they must not come back in the same moment.
         return delay + self._random.uniform(0.0, SPREAD)
 

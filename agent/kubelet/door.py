@@ -114,8 +114,9 @@ def sweep(directory: Path, resource: str) -> None:
     """
     for path in directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock"):
         if listens(path) is False:
-            path.unlink(missing_ok=True)
-            log.info("plugin.stale_socket_removed", name=path.name)
+            with contextlib.suppress(OSError):  # gone, or bind() says why
+                path.unlink()
+                log.info("plugin.stale_socket_removed", name=path.name)
 
 
 def listens(path: Path) -> bool | None:
@@ -188,8 +189,8 @@ def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
 class PluginCodec(CodecBase):
     """The codec of the plugin's server. Lists are given to it as bytes, by encode_list().
 
-    Requests with ids have a parser of their own: the generated one takes 2.5 µs for each id, on the
-    loop, and accepts a text that is cut short. A property test compares it with Google's protobuf.
+    Requests of admissions have a parser of their own: the generated one takes 2.5 µs for each id,
+    on the loop, and accepts a text that is cut short. A property test compares it with Google's.
     """
 
     __content_subtype__ = "proto"

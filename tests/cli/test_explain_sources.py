@@ -150,9 +150,6 @@ async def test_an_unknown_pod_is_named_with_its_namespace(rig: ExplainRig):
     assert "there is no pod train-0 in the namespace default" in answer.err
 
 
-@pytest.mark.parametrize(
-    ("zone", "reason"), [("a", "the pod's required nodeAffinity"), ("b", "CardInsufficientMemory")]
-)
 def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
     references = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]
     rig.submit(name, {GPU: 1}, metadata={"ownerReferences": references})
@@ -199,6 +196,9 @@ async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
     assert 4 == (await rig.explain("daemonset/web")).code
 
 
+@pytest.mark.parametrize(
+    ("zone", "reason"), [("a", "the pod's required nodeAffinity"), ("b", "CardInsufficientMemory")]
+)
 async def test_of_a_node_the_labels_are_read_that_the_pods_affinity_names(
     rig: ExplainRig, zone: str, reason: str
 ):

@@ -266,6 +266,7 @@ async def test_a_directory_that_turned_read_only_needs_a_new_process(
     for is_lost in (False, True):  # one that was never writable is no reason to end
         with monkeypatch.context() as patched:
             patched.setattr(os, "fchmod", fail)
+            patched.setattr(Path, "unlink", fail)  # the former socket stays
             with pytest.raises(DirectoryLost, match=f"{tmp_path} is read-only to this process"):
                 await server.rebind()
         assert is_lost == bool(server._lost.value)

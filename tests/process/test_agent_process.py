@@ -235,11 +235,12 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
                 69,
                 f"{{}}/{name}.so cannot be loaded as the driver's library ({why}",
             )
-            for name, why in (
-                ("loop", ""),
-                ("foreign", "it is built for another architecture)"),
-                ("other", "it has no function nvmlInit_v2)"),
-            )
+            for name, why in (("loop", ""), ("foreign", "it is built for another architecture)"))
+        ),
+        (
+            {"--simulate": "", "--nvml-library": "{}/other.so", "--on-no-driver": "exit"},
+            69,
+            "the driver answers with an error: Function Not Found",
         ),
     ],
     ids=[
@@ -428,7 +429,11 @@ def test_messages_that_cannot_be_written_change_no_exit_code(where: str):
     ("source", "code", "says"),
     [
         ("< /dev/null", 2, "hami-agent decode: nothing to decode"),
-        ("<<< $'\\xff\\xfe'", 1, "hami-agent decode: this is not a value of HAMi's"),
+        (
+            "<<< $'\\xff\\xfe'",
+            1,
+            "hami-agent decode: this is not the value of one of HAMi's annotations",
+        ),
     ],
 )
 def test_an_input_that_is_no_text_is_one_sentence(source: str, code: int, says: str):
