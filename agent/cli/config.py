@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
+from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output, typed
 from agent.cli.output import answer
 from agent.errors import SettingsError
 from agent.host.system import Worker, host_name
-from agent.setting import boolean
+from agent.setting import boolean, text_where
 from agent.settings import reading
 from agent.settings.files import refuse
 from agent.settings.reading import NodeValues, Sources, SourcesRead
@@ -131,8 +131,14 @@ def add_parser(subparsers: Subparsers) -> None:
     check.add_argument("file", nargs="?", type=Path, metavar="FILE", help=words)
     words = "a node to print, may be repeated; without it: what all nodes get"
     check.add_argument("--node", action="append", default=[], metavar="NAME", help=words)
-    words = "a label of the nodes"
-    check.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help=words)
+    check.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        type=typed(text_where(lambda text: text.find("=") > 0, "KEY=VALUE"), "KEY=VALUE"),
+        metavar="KEY=VALUE",
+        help="a label of the nodes",
+    )
     add_output(check)
     add_settings(check, "[FILE]")
 

@@ -75,7 +75,7 @@ CHECKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "P-SETTINGS": (
         "config",
         "the agent does not start, or shares otherwise than they say",
-        "correct it; `hami-agent config check` prints what each node would get",
+        "correct it; `hami-agent config check --node NAME` prints what that node would get",
     ),
     "P-HAMI": (
         "config",

@@ -89,7 +89,9 @@ def fill(template: str, *values: str, **named: str) -> Html:
 def page_html(status: StatusDocument, now: dt.datetime) -> str:
     """The document."""
     (_, *about), *heads = view.heads(status.node, now)
-    gpus = [(view.gpu_grade(gpu), view.gpu_cells(gpu)) for gpu in status.gpus]
+    # What needs somebody comes first; the others keep their order.
+    first = sorted(status.gpus, key=lambda gpu: (gpu.serving, view.gpu_grade(gpu) == ""))
+    gpus = [(view.gpu_grade(gpu), view.gpu_cells(gpu)) for gpu in first]
     pods = [("", cells) for cells in view.pod_rows(status, now)]
     is_ready = status.node.ready
 
@@ -114,11 +116,12 @@ def page_html(status: StatusDocument, now: dt.datetime) -> str:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[str]]]) -> Html:
-    """A table; each row has a grade."""
-    head = join(fill('<th scope="col">{}</th>', column.title) for column in columns)
+    """A table; each row has a grade. On a narrow screen a row is a box of titles and cells."""
+    titles = [column.title for column in columns]
+    head = join(fill('<th scope="col">{}</th>', title) for title in titles)
+    row = join(fill('<td data-title="{}">{{}}</td>', title) for title in titles)
     body = join(
-        fill('<tr class="{}">{}</tr>', grade, join(fill("<td>{}</td>", cell) for cell in cells))
-        for grade, cells in rows[:ROWS]
+        fill('<tr class="{}">{}</tr>', grade, fill(row, *cells)) for grade, cells in rows[:ROWS]
     )
     table = fill("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", head, body)
     return join((table, _more(ROWS, len(rows)))) if rows else Html("<p>There are none.</p>")

@@ -117,6 +117,12 @@ def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: 
     assert says in checked(capsys, *words, code=1)[1]
 
 
+@pytest.mark.parametrize("label", ["zone", "=a"])
+def test_a_label_that_is_none_is_wrong_usage(files, capsys, label: str):
+    assert 2 == dispatch(["config", "check", files[0], "--label", label], {})
+    assert f"argument --label: '{label}' is not KEY=VALUE" in capsys.readouterr().err
+
+
 def test_without_a_file_the_sources_of_this_host_are_checked(files, capsys):
     assert 0 == dispatch(["config", "check", files[0]], {"HAMI_AGENT_XYZ": "not looked at"})
     assert 1 == dispatch(["config", "check"], {"HAMI_AGENT_XYZ": "1"})

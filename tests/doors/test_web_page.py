@@ -16,6 +16,7 @@ from aiohttp import web
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.node import Check
 from agent.status import (
+    GPU_COLUMNS,
     AllocationStatus,
     GpuStatus,
     LockStatus,
@@ -111,6 +112,13 @@ def test_without_any_script_everything_is_there():
     assert [{"id": "filtering", "hidden": None}] == [
         found for _, found in HtmlTree(page()).elements if "hidden" in found
     ]
+
+
+def test_each_cell_names_its_column_for_a_narrow_screen():
+    cells = [given for tag, given in HtmlTree(page(gpus=4, each=0)).elements if tag == "td"]
+    titles = [column.title for column in GPU_COLUMNS]
+
+    assert titles * 4 == [given["data-title"] for given in cells]
 
 
 def named(text):
