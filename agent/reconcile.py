@@ -63,7 +63,7 @@ SETTLING_PAUSE = 3.0
 """Between Lists in this time, until the kubelet has named the holders of all rows."""
 
 RETRY = 15.0
-"""Until the next List after one that failed, or left something to do."""
+"""After a List that failed, or left something to do, and while a row's pod has ended."""
 
 THROTTLED_PAUSE = 0.02
 """Until PodResources is asked again after it throttled a call: it serves 100 calls a second."""
@@ -497,10 +497,10 @@ class Reconcile:
     async def run(self) -> NoReturn:
         """Reconcile for ever.
 
-        That is at the start, after answers, for each new kubelet, and each minute.
+        That is at the start, after answers and ends of pods, for each new kubelet, and each minute.
         """
         await self.pods.until(lambda table: table.synced)
-        news = News(self.ledger, self.epoch)
+        news = News(self.pods, self.ledger, self.epoch)
         known, known_since = None, 0.0
 
         while True:
@@ -538,7 +538,8 @@ class Reconcile:
         if is_new and any(row.epoch != epoch for row in rows):
             return SETTLING_PAUSE
 
-        return PERIOD if is_done else RETRY
+        is_ended = any(not row.is_live(self.pods.value) for row in rows)
+        return RETRY if is_ended or not is_done else PERIOD
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
         """Correct the ledger by a List of the kubelet `epoch`. False: something is left to do."""

@@ -350,12 +350,13 @@ class StateService:
     def _hung(self, batch: Iterable[asyncio.Future[None]]) -> None:
         place = self._disk.place
         text = f"the disk has not answered for {COMMIT_DEADLINE:g} s: look at {place}'s disk"
-        self._is_late = True
         self._failed(text, [*batch, *self._waiting])
+        self._is_late = True
 
     def _failed(self, text: str, calls: Iterable[asyncio.Future[None]]) -> None:
         """Say that the state cannot be written, and end the calls that wait for it."""
-        self.errors.add()
+        if not self._is_late:  # a write that hung is already counted
+            self.errors.add()
         if self.error.set(text):
             log.error("state.unwritable", err=text)
         _resolve(calls, StateError(text))

@@ -166,15 +166,58 @@ class RegionOffsets(msgspec.Struct, frozen=True):
     seqlock: int | None = None
 
 
-# The fields in their order above. Source: offsetof() of HAMi-core's compiled structs.
+# Source: offsetof() of HAMi-core's compiled structs.
 V0: Final = RegionOffsets(
-    "v0", 1197896, None, 48, 56, 1592, 1720, 1848, 1197880, 1168, 8, 40, 776, 24, 1160
+    layout="v0",
+    size=1197896,
+    version=None,
+    gpu_count=48,
+    uuids=56,
+    memory_limits=1592,
+    core_limits=1720,
+    slots=1848,
+    tail=1197880,
+    slot_size=1168,
+    used=8,
+    memory_size=40,
+    utilisation=776,
+    utilisation_size=24,
+    status=1160,
 )
 V1_1: Final = RegionOffsets(
-    "v1.1", 2008952, (1, 1), 56, 64, 1600, 1728, 1856, 2008896, 1960, 8, 64, 1160, 48, 1928
+    layout="v1.1",
+    size=2008952,
+    version=(1, 1),
+    gpu_count=56,
+    uuids=64,
+    memory_limits=1600,
+    core_limits=1728,
+    slots=1856,
+    tail=2008896,
+    slot_size=1960,
+    used=8,
+    memory_size=64,
+    utilisation=1160,
+    utilisation_size=48,
+    status=1928,
 )
 V1_1S: Final = RegionOffsets(
-    "v1.1s", 2008984, (1, 1), 88, 96, 1632, 1760, 1888, 2008928, 1960, 16, 64, 1168, 48, 1936, 8
+    layout="v1.1s",
+    size=2008984,
+    version=(1, 1),
+    gpu_count=88,
+    uuids=96,
+    memory_limits=1632,
+    core_limits=1760,
+    slots=1888,
+    tail=2008928,
+    slot_size=1960,
+    used=16,
+    memory_size=64,
+    utilisation=1168,
+    utilisation_size=48,
+    status=1936,
+    seqlock=8,
 )
 V1_2: Final = msgspec.structs.replace(V1_1, layout="v1.2", version=(1, 2), seqlock=1936)
 LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)

@@ -107,6 +107,7 @@ async def test_after_a_write_that_hung_and_failed_the_next_one_is_waited_for():
         disk.gate.set()
         await asyncio.sleep(0.01)
         assert "EIO" in service.error.value
+        assert (((), 1),) == service.errors.items()
 
         await service.commit(putting(1))
 
