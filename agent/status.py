@@ -529,7 +529,8 @@ def summary(found: StatusDocument) -> str:
     if unserved := sum(not gpu.serving for gpu in found.gpus):
         parts.append(f"{unserved} of {len(found.gpus)} GPUs not offered")
 
-    late = sum(one.confirmed is False and not one.ended for one in found.allocations or ())
+    unbooked = (a for a in found.allocations or () if a.confirmed is False and not a.ended)
+    late = sum(len(one.shares) for one in unbooked)
     return ", ".join([*parts, f"{late} not recorded by the kubelet"] if late else parts)
 
 

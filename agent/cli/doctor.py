@@ -91,7 +91,7 @@ CHECKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "P-GPU": (
         "driver",
         OF_ONE_GPU,
-        "`hami-agent status` shows who holds it; once it is repaired: `hami-agent recheck`",
+        "`hami-agent status --by pod` shows who holds it; once repaired: `hami-agent recheck`",
     ),
     "P-CDI": (
         "driver",

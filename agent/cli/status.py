@@ -293,8 +293,9 @@ def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) 
         name = rf"(?:\({re.escape(gpu.uuid)}\)|\bGPUs (?:\d+, )*{gpu.index}\b)[^:]*"
         found = (re.search(rf"{name}: (.*?)(?=; GPU |$)", text) for text in reasons)
         text = next((one[1] for one in found if one), UNTOLD)
-        # A lost GPU that answers again keeps the id, and is bad until its cool-down is over.
-        runbook = "" if " is back" in text else text.rpartition("[")[2].rstrip("]")
+        # A GPU that was lost or released and cools down now keeps the id, and is bad.
+        is_over = re.search(" is back| before it was released", text)
+        runbook = "" if is_over else text.rpartition("[")[2].rstrip("]")
         condition, cause = _CONDITIONS.get(runbook, (Condition.BAD, Cause.NONE))
         health = Health(condition, now, cause, text, serving=False)
 

@@ -91,7 +91,7 @@ _STEPS: Final[dict[str, str]] = {
 }
 """The end of a health text: what to do, by the condition or else by the action."""
 COOLING: Final = "it is served again after its cool-down"
-RELIEVED: Final = "it needs no reset any more"
+RELIEVED: Final = "it needs no reset any more and is served again after its cool-down"
 
 
 def verdict(
@@ -395,7 +395,7 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
         return again(_on_recovered(health, now) if is_lost else health, now)
 
     after = "" if health.xid is None else f" (after XID {health.xid})"
-    text = f"the driver refuses calls for it until it is reset{after}"
+    text = f"the driver refused calls for it{after}"
     runbook, needs = _incident(health, "H-RESET"), Action.RESET
     return verdict(Condition.BAD, now, Cause.REFUSED, runbook, text, xid=health.xid, needs=needs)
 
@@ -471,7 +471,7 @@ def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | No
     # It holds until the driver wants none any more: no other sign says more.
     if signs.recovery in WANTS:
         words, needs = WANTS[signs.recovery]
-        text = f"the driver says that it needs a {words} ({signs.recovery})"
+        text = f"the driver asked for a {words} ({signs.recovery})"
         return ill(Cause.ADVICE, "H-ADVICE", text, needs=needs)
 
     if not has_joined(signs):

@@ -242,7 +242,7 @@ def _state_errors(path: Path, what: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         advice = "look at the directory and its file system; restart the agent if it was removed"
-        raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error
+        raise StateError(f"{path} cannot be {what}: {reason}; {advice}") from error
 
 
 # Reads small files that people write, up to a size limit.

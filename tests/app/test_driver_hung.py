@@ -142,7 +142,7 @@ async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
 
 
 LOST = "the driver no longer reaches it (GPU is lost); if this lasts, reboot the node [H-LOST]"
-REFUSED = "the driver refuses calls for it until it is reset; reset it or reboot the node [H-RESET]"
+REFUSED = "the driver refused calls for it; reset it or reboot the node [H-RESET]"
 FELL = "the driver no longer reaches it (after XID 79); if this lasts, reboot the node [H-079]"
 
 

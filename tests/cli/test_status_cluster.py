@@ -100,6 +100,16 @@ async def test_the_last_event_about_a_gpu_says_what_is_to_be_done(tmp_path, caps
     assert is_back == (found.out.index("is back") < found.out.rindex("reboot the node"))
 
 
+async def test_a_gpu_that_cools_down_after_its_release_is_bad_and_not_released(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1", healthy=False))
+        said = "it was unhealthy before it was released [H-RELEASED]"
+        tell(rig, "a", 1, "GpuUnhealthy", f"GPU 0 (GPU-1): {said}")
+        found = await rig.run("status", "--node", "a", "--objects")
+
+    assert f"GPU 0 bad: {said}" in found.out
+
+
 async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_path, capsys):
     async with explain_rig(tmp_path, capsys) as rig:
         rig.node("a", a_gpu("GPU-1"))

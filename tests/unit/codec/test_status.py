@@ -9,7 +9,7 @@ from agent.errors import MalformedText
 from agent.hami.annotations import encode_register, registered
 from agent.ledger import Decider, JournalEntry, Ledger
 from agent.model import Condition
-from agent.status import NodeStatus, StatusFacts, envelope, open_envelope, status_of
+from agent.status import NodeStatus, StatusFacts, envelope, open_envelope, status_of, summary
 from tests.builders import (
     G1,
     G2,
@@ -194,3 +194,12 @@ def test_a_refusal_stands_while_its_pod_is_there(message, reason, counts):
 def test_another_answer_is_refused_with_what_is_wrong(content: bytes, why: str) -> None:
     with pytest.raises(MalformedText, match=why):
         open_envelope(content, "Node", NodeStatus)
+
+
+def test_the_slices_and_not_the_containers_without_a_record_are_counted():
+    found = seen([holding("3000,30")])
+    pair = found.allocations[0]
+    pair = msgspec.structs.replace(pair, confirmed=False, shares=pair.shares * 2)
+    told = summary(msgspec.structs.replace(found, allocations=(pair,)))
+
+    assert told.endswith(", 2 not recorded by the kubelet")

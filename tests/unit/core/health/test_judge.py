@@ -157,7 +157,10 @@ def test_what_an_older_agent_remembered_without_a_runbook_id_is_relieved_and_ref
     old = Health(Condition.BAD, NOON, "xid", "XID 48", 48, needs_reset=True, serving=False)
     relieved = judge.judge(old, REPORTS["advise-none"], NOON, SETTINGS)
 
-    assert "XID 48; it needs no reset any more" == relieved.text
+    assert (
+        "XID 48; it needs no reset any more and is served again after its cool-down"
+        == relieved.text
+    )
     assert "refused" == judge.judge(old, REPORTS["refuse"], NOON, SETTINGS).cause
 
 

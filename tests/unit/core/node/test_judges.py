@@ -204,7 +204,10 @@ SILENT = Finding("P-AGENT", "wrong", "/s", "no agent answers")
                 failed("gpu_health", "GPU 1 is lost"),
                 gpus=(gpu("lost", text="it is gone: reboot", action="reboot", serving=False),),
             ),
-            ["P-GPU wrong GPU 1 is lost: it is gone: reboot|no new pod gets this GPU", READY],
+            [
+                "P-GPU wrong GPU 1 is lost: it is gone: reboot|no new pod gets this GPU|--by pod",
+                READY,
+            ],
         ),
         (
             answer(gpus=(gpu("unmonitored", cause="released", serving=False),)),
