@@ -10,6 +10,7 @@ import pytest
 from agent import cluster as annotations
 from agent.allocate.edits import LOCK_DIRECTORY
 from agent.model import GpuUuid
+from agent.reconcile import PERIOD
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.grants import (
@@ -190,7 +191,7 @@ async def test_one_that_comes_beside_the_agent_is_told_and_outlived(cluster, the
     # Up to kubelet 1.36 it takes the resource with it, and the agent's stream stays open.
     await until(lambda: bool(agent.events("registration.rival_gone")), WITHIN, agent.part.tail)
     await until_allocatable(cluster)
-    await until_adopted(cluster, agent, ["theirs"])
+    await until_adopted(cluster, agent, ["theirs"], within=PERIOD + WITHIN)  # by the next List
     await run(cluster, a_telling_pod(cluster, "ours"))
     assert ["ours"] == [one["pod"] for one in agent.events("alloc.answered")]
 

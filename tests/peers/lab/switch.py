@@ -102,7 +102,9 @@ def booked(cluster: Cluster) -> tuple[Shares, dict[Container, frozenset[str]]]:
     return shares, {who: frozenset(row.slice_ids) for who, row in found.items()}
 
 
-async def until_adopted(cluster: Cluster, agent: Agent, names: Iterable[str]) -> None:
+async def until_adopted(
+    cluster: Cluster, agent: Agent, names: Iterable[str], within: float = WITHIN
+) -> None:
     """Return once the ledger has the rows of those pods and no others. Raises TimeoutError."""
     wanted = promised(cluster, names)
 
@@ -112,7 +114,7 @@ async def until_adopted(cluster: Cluster, agent: Agent, names: Iterable[str]) ->
         except FileNotFoundError:
             return False
 
-    await until(are_rows, WITHIN, agent.part.tail)
+    await until(are_rows, within, agent.part.tail)
 
 
 async def hand_over(
