@@ -329,7 +329,8 @@ class GpuThreads:
 
         self._calls: dict[str, _Call] = {}
         """The call about each GPU that waits for a thread, is on one, or has just returned."""
-        self._queue: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        """The calls that wait; None ends the thread that takes it."""
         self._inside: set[_Call] = set()
         self._returned: collections.deque[tuple[_Call, Callable[[], None]]] = collections.deque()
         """The calls that have returned, and what hands each answer to its caller."""
@@ -393,6 +394,10 @@ class GpuThreads:
             call.answer.exception()
 
         if is_empty:
+            # After a hang is over, all threads but one end.
+            for _ in range(self._threads - len(self._inside) - 1):
+                self._queue.put(None)
+                self._threads -= 1
             return
 
         # A thread that is in no call takes the next one. A busy machine may let it wait.
@@ -408,10 +413,9 @@ class GpuThreads:
         self._timer = self._loop.call_later(PATIENCE, self._dispatch)
 
     def _make_calls(self) -> None:
-        """Make the calls that wait, for ever. Runs on a thread."""
+        """Make the calls that wait, until there are threads enough. Runs on a thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            while True:
-                call = self._queue.get()
+            while (call := self._queue.get()) is not None:
                 self._inside.add(call)
                 try:
                     settle = partial(call.answer.set_result, call.work())
@@ -423,6 +427,9 @@ class GpuThreads:
                 # timer hands on what this one has answered.
                 if self._queue.empty():
                     self._loop.call_soon_threadsafe(self._dispatch)
+
+            # What waited behind the last call may have been the word to end.
+            self._loop.call_soon_threadsafe(self._dispatch)
 
 
 # Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
