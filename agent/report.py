@@ -109,8 +109,9 @@ async def follow_cordons(
     """
     before: str | None = None
     async for view in node.follow():
+        # A Node that is away for a moment keeps its cordon: it comes back with it, or without.
         text = before if view is None else view.annotations.get(CORDON, "")
-        if before in (None, text):
+        if before in (None, text):  # the first sight, or no change
             before = text
             continue
         was, now, before = read_cordon(before), read_cordon(text), text

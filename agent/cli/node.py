@@ -248,7 +248,8 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
 
         if is_changed:
-            kept = [*(uuid for uuid in listed if uuid != gpu.uuid), *[gpu.uuid] * on]
+            others = [uuid for uuid in listed if uuid != gpu.uuid]
+            kept = [*others, gpu.uuid] if on else others
             changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
             changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
             # The write is refused if the Node changed since: what others wrote in between is kept.

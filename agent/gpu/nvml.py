@@ -404,9 +404,8 @@ class GpuThreads:
         if len(self._inside) >= self._threads:
             # The loop's own executor joins its threads at exit, and one that hangs would hold it.
             thread = threading.Thread(target=self._make_calls, name="nvml calls", daemon=True)
-            with contextlib.suppress(
-                RuntimeError
-            ):  # a limit of the unit: the next look tries again
+            # At a limit of the unit (TasksMax) it does not start: the next look tries again.
+            with contextlib.suppress(RuntimeError):
                 thread.start()
                 self._threads += 1
 
