@@ -180,6 +180,7 @@ async def test_calls_behind_one_that_hangs_are_made_at_once_each_on_its_own(pati
     assert 4 <= alive() <= 5
     stuck.let_go()
     assert 4 * ["late"] == [await each for each in slow]
+    await settles(lambda: alive() == 1)  # those that stood in for a hung one end
 
 
 async def test_an_error_is_the_callers_and_a_late_one_is_not_logged_as_unread(threads, stuck):

@@ -162,8 +162,15 @@ async def test_a_cordon_and_its_end_are_events_that_name_the_gpu():
         ([a_view(G0), a_view("")], ["GpuUncordoned"]),
         ([a_view(G0), None, a_view(G0)], []),
         ([a_view(None), a_view("GPU-x,y")], []),
+        ([a_view(G0), a_view(f"{G0},{G1}")], ["GpuCordoned"]),
     ],
-    ids=["before the start", "its end", "a node that is away for a while", "no GPU of this node"],
+    ids=[
+        "before the start",
+        "its end",
+        "a node that is away for a while",
+        "no GPU of this node",
+        "another one beside it",
+    ],
 )
 async def test_what_was_known_before_or_names_no_gpu_is_no_event(views, reasons):
     assert reasons == [reason for reason, _ in await said(*views)]
