@@ -23,6 +23,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server, Stream
+from prometheus_client import Histogram
 from typing_extensions import override
 
 from agent.errors import (
@@ -37,7 +38,7 @@ from agent.errors import (
     cap,
 )
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Durations, IdleWaiter, Lag, Tally, loop_time
+from agent.kit.timing import IdleWaiter, Lag, Tally, loop_time
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
 from agent.wire import v1beta1 as pluginapi
@@ -507,8 +508,13 @@ class PluginServer:
             "Calls of the kubelet by gRPC code of the answer.",
             ("method", "code"),
         )
-        self.durations = Durations(
-            "rpc_duration_seconds", "Seconds from request to answer.", ("method", "code"), BUCKETS
+        self.durations = Histogram(
+            "rpc_duration_seconds",
+            "Seconds from request to answer.",
+            ("method", "code"),
+            namespace="hami_agent",
+            buckets=BUCKETS,
+            registry=None,
         )
 
     async def run(self) -> None:
@@ -624,7 +630,7 @@ class PluginServer:
         finally:
             self.calls.add(method, status.name)
             if method != "list":  # a stream lasts as long as the kubelet
-                self.durations.observe(loop_time() - started, method, status.name)
+                self.durations.labels(method, status.name).observe(loop_time() - started)
 
     async def get_device_plugin_options(self, _: pluginapi.Empty) -> pluginapi.DevicePluginOptions:
         """Return the options, which never change: preferences, and starts if there is a fence."""
