@@ -37,14 +37,11 @@ log = structlog.get_logger(__name__)
 # Keeps the driver's stream of events open, and knows whether the agent receives events.
 
 SETTLED: Final = 5.0
-"""Seconds that a stream must be open without an error before the agent relies on it.
-
-The next one may take as long to open before the GPUs count as unmonitored.
-"""
+"""Seconds that a stream must be open without an error before the agent relies on it. The next one
+may take as long to open before the GPUs count as unmonitored."""
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
-
 LISTEN_FIRST: Final = 1.0
 """Seconds for a stream to open before a GPU is served again without it, and told so."""
 
@@ -165,14 +162,12 @@ class Recheck(Struct, frozen=True):
 class HealthWatch:
     """Watches the GPUs of the inventory.
 
-    - It publishes the recalled health at construction, so a scan never marks an unhealthy GPU
-      healthy.
-    - It gives one verdict per GPU and batch. It holds back changes for `coalesce` seconds after a
-      new list.
+    - It publishes the recalled health at construction: no scan marks an unhealthy GPU healthy.
+    - It gives one verdict per GPU and batch, and none for `coalesce` seconds after a new list.
     - It probes all GPUs at once after an event and when a GPU comes or goes, and SECOND_LOOK
       seconds after a failed probe.
-    - It judges by wall time at construction plus loop time, so a step of the clock does not change
-      the length of a cool-down.
+    - It judges by wall time at construction plus loop time: no step of the clock changes the length
+      of a cool-down.
     - `judged` receives the health that changed, `remember` all health. `changed` is called when
       GPUs may have come or gone.
     """
@@ -213,8 +208,7 @@ class HealthWatch:
         self._reported = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._probed_at = loop_time()
-        self._listed: set[GpuUuid] = set()
-        """The GPUs of the last scan."""
+        self._listed: set[GpuUuid] = set()  # the GPUs of the last scan
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
 
@@ -330,19 +324,13 @@ class HealthWatch:
             number = event.xid or 0
             if self.xid_events.add(event.uuid or "unknown", xid_label(number)) == 1:
                 log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=xid_name(number))
+            if xid_class(number, self._settings) is XidClass.APPLICATION:
+                return  # a program's fault says nothing about the GPU
 
         self._note(event)
 
     def _note(self, report: DriverEvent | Probe) -> None:
         """Add a report to the next batch, equal ones once: so a storm is a few events."""
-        # A program's fault says nothing about the GPU.
-        if (
-            isinstance(report, DriverEvent)
-            and report.kind is EventKind.XID
-            and xid_class(report.xid or 0, self._settings) is XidClass.APPLICATION
-        ):
-            return
-
         self._waiting[report] = None
         self._reported.set()
 
@@ -470,21 +458,14 @@ class HealthWatch:
             if (old.condition, old.serving, old.action) == (new.condition, new.serving, new.action):
                 continue
 
-            self.transitions.add(uuid, old.condition.value, new.condition.value)
+            was, condition = old.condition.value, new.condition.value
+            self.transitions.add(uuid, was, condition)
             if Condition.LOST in {old.condition, new.condition} or old.silent:
                 self._changed()  # it may be gone, or be back with other facts
 
-            log.info(
-                "gpu.health",
-                gpu=uuid,
-                was=old.condition.value,
-                condition=new.condition.value,
-                serving=new.serving,
-                cause=new.cause,
-                action=new.action,
-                runbook=new.runbook,
-                text=new.text,
-            )
+            # The text ends with the id, and says the cause and the action.
+            now = {"condition": condition, "serving": new.serving, "text": new.text}
+            log.info("gpu.health", gpu=uuid, was=was, **now)
 
         if changed:
             self._health.update(changed)
