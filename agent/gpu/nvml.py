@@ -87,7 +87,7 @@ _TROUBLES: Final = {
 _MISSING: Final = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         f"{SONAME} is not found",
-        "install the driver, let the container runtime mount it, or name it with --nvml-library",
+        "install the NVIDIA driver, let the runtime mount it, or name it with --nvml-library",
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "the NVIDIA kernel module is not loaded",

@@ -312,6 +312,8 @@ def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
 
 # What becomes of the health after a report.
 
+Time = dt.datetime
+
 SAME_HICCUP: Final = 4.0
 """Seconds. A probe that fails within this time after a counted failure is the same failure."""
 
@@ -327,9 +329,6 @@ WANTS: Final = {
 }
 """What the GPU needs by the driver's recovery action. All others concern no GPU alone."""
 
-HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
-"""Causes that a boot does not certainly remove."""
-
 _RANK: Final = (Condition.OK, Condition.WATCH, Condition.UNMONITORED, Condition.BAD, Condition.LOST)
 """From the least severe to the most severe."""
 
@@ -342,7 +341,6 @@ _ENDS: Final[dict[str, str]] = {
 """What ends these two causes, or else a condition, that no cool-down ends."""
 
 UNNAMED: Final = " on a GPU that the driver cannot name"
-BEFORE: Final = "before the boot: "
 _STEPS: Final[dict[str, str]] = {
     Condition.LOST: "if this lasts, reboot the node",
     Action.RESET: "reset it or reboot the node",
@@ -356,7 +354,7 @@ RELIEVED: Final = "it needs no reset any more and is served again after its cool
 
 def verdict(
     condition: Condition,
-    now: dt.datetime,
+    now: Time,
     cause: str,
     runbook: str,
     reason: str,
@@ -387,7 +385,7 @@ def verdict(
 
 
 def judge(
-    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
+    health: Health, report: DriverEvent | Probe, now: Time, settings: HealthSettings
 ) -> Health:
     """The health of one GPU after a report about it. Returns `health` itself if nothing changes.
 
@@ -406,10 +404,9 @@ def judge(
     if fresh.ill and not health.ill:
         # A GPU that fails every hour would otherwise be served for most of the hour, and take the
         # pods of each time with it.
-        soon = recovered_at is not None and (
-            (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
-        )
-        bouts, recovered_at = (bouts + 1 if soon else 1), None
+        longest = max(settings.quiet, settings.longest_quiet)
+        is_soon = recovered_at is not None and (now - recovered_at).total_seconds() < longest
+        bouts, recovered_at = (bouts + 1 if is_soon else 1), None
     elif health.ill and not fresh.ill:
         recovered_at = now
 
@@ -417,13 +414,13 @@ def judge(
     return health if fresh == health else fresh
 
 
-def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+def aged(health: Health, now: Time, settings: HealthSettings) -> Health:
     """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
     is_over = health.silent and health.serving and seconds(health, now) >= settings.driver_hang
     return replace(health, serving=False) if is_over else health
 
 
-def switched_off(now: dt.datetime) -> Health:
+def switched_off(now: Time) -> Health:
     """The health of every GPU when health checks are switched off."""
     text = "health checks are switched off in the settings"
     return verdict(Condition.UNMONITORED, now, Cause.OFF, "H-OFF", text, action=Action.NONE)
@@ -435,7 +432,7 @@ def quiet_time(health: Health, settings: HealthSettings) -> float:
     return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
 
 
-def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
+def missing(health: Health, now: Time, settings: HealthSettings) -> tuple[str, ...]:
     """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
     if health.condition is Condition.OK or health.cause == Cause.OFF:
         return ()
@@ -476,7 +473,7 @@ def gravity(health: Health) -> int:
     return 3 * _RANK.index(health.condition) + health.needs_reset + health.needs_reboot
 
 
-def seconds(health: Health, now: dt.datetime) -> float:
+def seconds(health: Health, now: Time) -> float:
     """Seconds since the cool-down began."""
     return (now - (health.quiet_since or health.since)).total_seconds()
 
@@ -484,9 +481,7 @@ def seconds(health: Health, now: dt.datetime) -> float:
 # Events of the driver.
 
 
-def _on_event(
-    health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
-) -> Health:
+def _on_event(health: Health, event: DriverEvent, now: Time, settings: HealthSettings) -> Health:
     xid = event.xid or 0
     kind = xid_class(xid, settings) if event.kind is EventKind.XID else XidClass.NEEDS_RESET
 
@@ -504,10 +499,8 @@ def _on_event(
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
         action = Action.REBOOT if is_off else Action.WAIT
         condition, needs = CONSEQUENCES[kind]
-        text = f"XID {xid}: {xid_name(xid)}"
-        found = verdict(
-            condition, now, Cause.XID, f"H-{xid:03d}", text, xid=xid, needs=needs, action=action
-        )
+        told = partial(verdict, condition, now, Cause.XID, f"H-{xid:03d}", xid=xid)
+        found = told(f"XID {xid}: {xid_name(xid)}", needs=needs, action=action)
 
     if event.uuid is None:
         # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the
@@ -536,14 +529,13 @@ def worse(health: Health, fresh: Health) -> Health:
     if health.condition is Condition.LOST and fresh.needs_reset:
         # Either the report is a late echo, or the GPU was back already and needs another reset. If
         # the next probe still finds the GPU lost, it was an echo.
-        return replace(
-            known, needs_reset=True, needs_reboot=health.needs_reboot or fresh.needs_reboot
-        )
+        is_boot_due = health.needs_reboot or fresh.needs_reboot
+        return replace(known, needs_reset=True, needs_reboot=is_boot_due)
 
     return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
 
 
-def again(health: Health, now: dt.datetime) -> Health:
+def again(health: Health, now: Time) -> Health:
     """The same health with its cool-down restarted. Reports within 1 s count as one.
 
     The cool-down of a GPU that needs a reset begins when that need ends.
@@ -552,15 +544,14 @@ def again(health: Health, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST or (is_counted and health.passed_probes == 0):
         return health
 
-    return replace(
-        health, quiet_since=health.quiet_since if health.needs_reset else now, passed_probes=0
-    )
+    since = health.quiet_since if health.needs_reset else now
+    return replace(health, quiet_since=since, passed_probes=0)
 
 
 # Probes.
 
 
-def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+def _on_probe(health: Health, probe: Probe, now: Time, settings: HealthSettings) -> Health:
     told = partial(verdict, Condition.UNMONITORED, now, action=Action.INSPECT)
     match probe.outcome:
         case ProbeOutcome.PASSED:
@@ -588,9 +579,7 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
             return told(Cause.DRIVER, "H-SILENT", text, xid=health.xid)
 
 
-def _on_passed(
-    health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthSettings
-) -> Health:
+def _on_passed(health: Health, signs: GpuSigns, now: Time, settings: HealthSettings) -> Health:
     is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
     if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
         return health
@@ -617,7 +606,7 @@ def _on_passed(
     return replace(known, passed_probes=passed)
 
 
-def _on_failed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+def _on_failed(health: Health, probe: Probe, now: Time, settings: HealthSettings) -> Health:
     """A failed probe makes a GPU watched, and another one within its cool-down makes it bad."""
     if health.ill:
         return again(health, now)
@@ -642,7 +631,7 @@ def is_failing(health: Health) -> bool:
     return health.cause == Cause.PROBE or health.runbook == RUNBOOK
 
 
-def _on_refused(health: Health, now: dt.datetime) -> Health:
+def _on_refused(health: Health, now: Time) -> Health:
     """The driver refuses calls until the GPU is reset.
 
     That replaces an earlier need for a reset, because a later answer proves one, but no reboot.
@@ -657,7 +646,7 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
     return verdict(Condition.BAD, now, Cause.REFUSED, runbook, text, xid=health.xid, needs=needs)
 
 
-def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
+def _on_lost(health: Health, probe: Probe, now: Time) -> Health:
     if health.condition is Condition.LOST:
         # A reset that was asked for meanwhile was an echo.
         return replace(health, needs_reset=health.needs_reset and health.needs_reboot)
@@ -673,15 +662,15 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     return told(Condition.LOST, now, Cause.LOST, runbook, text)
 
 
-def _on_recovered(health: Health, now: dt.datetime) -> Health:
+def _on_recovered(health: Health, now: Time) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     said, needs = "it was lost and is back", _need(health)
-    back = verdict(
-        Condition.BAD, now, Cause.LOST, health.runbook, said, xid=health.xid, needs=needs
-    )
-    # Its last text asked for a reboot: the new one has to say that nothing is to be done.
-    text = _sentence(said, COOLING, back.runbook) if needs is Action.NONE else back.text
-    return replace(back, passed_probes=1, text=text)
+    if needs is Action.NONE:
+        # Its last text asked for a reboot: the new one has to say that nothing is to be done.
+        said = f"{said}; {COOLING}"
+
+    told = partial(verdict, Condition.BAD, now, Cause.LOST, health.runbook, said)
+    return replace(told(xid=health.xid, needs=needs), passed_probes=1)
 
 
 def _need(health: Health) -> Action:
@@ -698,7 +687,7 @@ def _incident(health: Health, runbook: str) -> str:
 # What a GPU tells of itself.
 
 
-def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+def signed(health: Health, signs: GpuSigns, now: Time) -> Health:
     """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
     A fault in the signs outweighs that the GPU was lost or refused and answers again.
@@ -716,7 +705,7 @@ def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     return replace(health, passed_probes=0) if is_same else health
 
 
-def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | None:
+def _of_signs(signs: GpuSigns, now: Time, xid: int | None) -> Health | None:
     """The verdict about the most severe fault that a GPU tells of itself, or None."""
     ill = partial(verdict, Condition.BAD, now, xid=xid)
     # It holds until the driver wants none any more: no other sign says more.
@@ -750,7 +739,7 @@ def has_joined(signs: GpuSigns) -> bool:
 # The ends of the need for a reset. The need for a reboot stays.
 
 
-def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+def relieved(health: Health, signs: GpuSigns, now: Time) -> Health:
     """End the need for a reset if the driver wants no action, or no longer refuses calls."""
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
     # boot, so another answer proves a reset, unless the driver asks for one more.
@@ -760,7 +749,7 @@ def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     return health
 
 
-def reset_by_word(health: Health, now: dt.datetime) -> Health:
+def reset_by_word(health: Health, now: Time) -> Health:
     """End the need for a reset, as when an operator reports one. The cool-down begins."""
     if not health.needs_reset or health.needs_reboot:
         return health
@@ -777,7 +766,7 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
 RUNBOOK: Final = "H-RELEASED"
 
 
-def released(health: Health, now: dt.datetime) -> Health:
+def released(health: Health, now: Time) -> Health:
     """The health of a released GPU: not served. The need for a reset or reboot is kept."""
     if health.cause == Cause.RELEASED:
         return health
@@ -796,7 +785,7 @@ def released(health: Health, now: dt.datetime) -> Health:
     )
 
 
-def taken_back(health: Health, now: dt.datetime) -> Health:
+def taken_back(health: Health, now: Time) -> Health:
     """The health of a GPU that is taken back after a release.
 
     One that was bad or lost starts a new cool-down, or still needs its reset. Any other is served
@@ -819,33 +808,28 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
 
 
 def remembered(
-    health: Health, now: dt.datetime, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
+    health: Health, now: Time, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
 ) -> Health:
     """The health with which a GPU starts, from its health in the checkpoint.
 
-    - After a boot (`boot_changed`), which resets every GPU: a GPU with a hardware fault is watched
-      for one cool-down, any other is ok.
+    - After a boot (`boot_changed`), which resets every GPU, each is ok until its first probe.
     - A GPU whose XID the operator has since declared harmless is ok.
     - The time for which a silent GPU is served begins again: this process has not probed it yet.
     - No time is in the future.
     """
     of_xid = health.cause == Cause.XID and health.xid is not None
     is_harmless = of_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION
-    is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
-    if is_harmless or (boot_changed and (is_fine or health.cause not in HARDWARE)):
+    if boot_changed or is_harmless:
         return Health(Condition.OK, since=now)
 
-    # A boot resets every GPU, and a container of the agent that starts again resets none.
-    if not boot_changed:
-        since = now if health.silent and health.serving else min(health.since, now)
-        quiet_since = health.quiet_since and min(health.quiet_since, now)
-        recovered_at = health.recovered_at and min(health.recovered_at, now)
-        return replace(
-            health, since=since, quiet_since=quiet_since, recovered_at=recovered_at, passed_probes=0
-        )
-
-    reason = BEFORE + _happened(health).removeprefix(BEFORE)
-    return verdict(Condition.WATCH, now, health.cause, health.runbook, reason, xid=health.xid)
+    # A container of the agent that starts again resets no GPU.
+    return replace(
+        health,
+        since=now if health.silent and health.serving else min(health.since, now),
+        quiet_since=health.quiet_since and min(health.quiet_since, now),
+        recovered_at=health.recovered_at and min(health.recovered_at, now),
+        passed_probes=0,
+    )
 
 
 # Attribution: if all GPUs fail with the same text, the fault is the driver's.
