@@ -44,10 +44,9 @@ from agent.model import (
 )
 from agent.ports import Clock, Driver
 
-# Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand.
-
 log = structlog.get_logger(__name__)
 
+# Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand.
 
 SCAN_PERIOD: Final = 60.0
 SCAN_DEADLINE: Final = 10.0
@@ -135,7 +134,6 @@ class Samples:
                     health = gpu.health
                     if gpu.there and health.condition is not Condition.LOST and not health.silent:
                         tasks.create_task(self._ask(gpu.uuid, answers))
-
             self._newest = answers
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
 
@@ -152,11 +150,8 @@ class Samples:
 # Checks the node for faults for which every new pod would be refused, and withholds all slices.
 # Otherwise controllers keep creating pods, and the scheduler keeps sending them here.
 
-CHECK_PERIOD: Final = 10.0
-"""Seconds between two runs of one check while slices are on offer, unless one is wanted sooner."""
-
-LEAST: Final = 0.5
-"""Seconds between two runs at least, and while slices are withheld."""
+CHECK_PERIOD: Final = 10.0  # between two runs of a check while slices are on offer
+LEAST: Final = 0.5  # seconds between two runs at least, and while slices are withheld
 
 
 class NodeCheck(msgspec.Struct, frozen=True):
@@ -202,7 +197,6 @@ class Withholder:
         for check in self._checks:
             if sentence == _silence(check):
                 self._note(check, sentence)
-
         self.look()
 
     def look(self) -> None:
@@ -220,7 +214,6 @@ class Withholder:
                 refusal = str(refusal_of(error, check.step))
             except AgentError as error:
                 refusal = str(error)
-
             self._note(check, refusal)
             await looks.wait(LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn))
             await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
@@ -271,11 +264,10 @@ def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList
 
 # Keeps the inventory: combines scans, health, held slices and settings into one value.
 
+# Seconds between two looks at the CDI specifications, which read again what changed, and for one
+# look; of directories that hang, nothing is known.
 SPECIFICATIONS_PERIOD: Final = 5.0
-"""Seconds between two looks at the CDI specifications. Only what changed is read again."""
-
 SPECIFICATIONS_DEADLINE: Final = 2.0
-"""Seconds for one look; of directories that hang, nothing is known."""
 
 IN_MIG_MODE: Final = "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
 NODE_OF_MIG: Final = (
@@ -333,7 +325,6 @@ class InventoryKeeper:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(SPECIFICATIONS_DEADLINE):
                         defined = await self._names(edits.cdi_spec_dirs)
-
             self._defined, self._is_unread = defined, False
             self.refresh()
             await changes.wait(period)
@@ -475,7 +466,6 @@ def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
         return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
     if registered_mib(gpu.memory_mib, settings) is None:
         return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
-
     return ""
 
 

@@ -47,27 +47,17 @@ _KINDS: Final = {
 }
 WANTED: Final = sum(_KINDS)  # each is one bit
 
-WAIT_MS: Final = 1000
-"""Milliseconds of one wait, which only an event ends sooner. Stopping takes as long."""
-
-STALL: Final = 2.5
-"""Seconds (2.5 x WAIT_MS): a wait longer than two of these does not return."""
-
+WAIT_MS: Final = 1000  # of one wait, which only an event ends sooner; stopping takes as long
+STALL: Final = 2.5  # seconds (2.5 x WAIT_MS): a wait longer than two of these does not return
+FAREWELL: Final = 1.2  # seconds for the thread to end: a wait, and a late turn of a busy machine
 CLOSED: Final = "the driver session was closed"
-
-FAREWELL: Final = 1.2
-"""Seconds for the thread to end: a wait, and a late turn of a busy machine."""
-
 
 Registered = tuple[GpuUuid, str, int]
 """A GPU: its UUID, why it sends no events (empty: it does), and its handle's address."""
 
 
 class EventStream:
-    """The events of one event set, which the stream makes and frees.
-
-    Events that nobody has taken yet wait in the order in which they came: none is lost.
-    """
+    """The events of one event set, which the stream makes and frees. They wait until taken."""
 
     def __init__(self, library: NvmlLibrary) -> None:
         self.event_set: Any = None
@@ -82,8 +72,7 @@ class EventStream:
         self.failure: DriverError | None = None
         self._news = asyncio.Event()
         self._turns = 0
-        self.begun = threading.Event()
-        """Set it to let the thread wait for events; if the stream has failed, it frees the set."""
+        self.begun = threading.Event()  # set: the thread waits for events, or frees a failed set
         self._lock = threading.Lock()
         self._users = 1
         threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
@@ -106,10 +95,7 @@ class EventStream:
                 self.fail(DriverError("the driver does not return from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
-        """End the stream: its reader raises `error`, and the thread ends after its wait.
-
-        Also of a stream that has never begun: its thread frees the set.
-        """
+        """End the stream, also before it has begun: its reader raises `error`, its thread ends."""
         self.failure = self.failure or error
         self._news.set()
         self.begun.set()
@@ -129,8 +115,8 @@ class EventStream:
     def register(self, open_gpu: Callable[[], Handle]) -> Registered:
         """Register a GPU with the set. Blocks. A GPU without events is an answer too.
 
-        Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
-        Raises DriverError when the stream has ended.
+        Raises NVMLError, GpuError, ValueError (undecodable text), which may pass; DriverError when
+        the stream has ended.
         """
         library, refused = self._library, ""
         with self._inside():
@@ -160,7 +146,6 @@ class EventStream:
             if not self._users:
                 raise DriverError("the stream of events has ended")
             self._users += 1
-
         try:
             yield
         finally:
@@ -172,7 +157,6 @@ class EventStream:
         with self._lock:
             self._users -= 1
             is_last = not self._users
-
         if is_last and self.event_set is not None:
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlEventSetFree(self.event_set)
@@ -189,7 +173,6 @@ class EventStream:
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
             text = f"the thread that waits for events has died: {error!r}"
             self._tell(self.fail, error if isinstance(error, DriverError) else DriverError(text))
-
         self._leave()
         self._tell(self.ended.set)
 
@@ -240,17 +223,13 @@ def _address(handle: Handle) -> int:
 
 # The session with the library: it begins when it is needed, and again after it broke.
 
-CALL_DEADLINE: Final = 2.0
-
-OPEN_DEADLINE: Final = 10.0
-"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
-
+CALL_DEADLINE: Final = 2.0  # seconds
+OPEN_DEADLINE: Final = 10.0  # without a persistence daemon, the first call wakes the GPUs
+# One wait for events (WAIT_MS) and a call: each step of the end has a deadline of its own, and a
+# driver that hangs would use up all of them.
 CLOSE_DEADLINE: Final = 3.0
-"""Seconds, one wait for events (WAIT_MS) and a call: each step of the end has a deadline of its
-own, and a driver that hangs would use up all of them."""
-
+# A library that has ended so many, one after the other, does not count them: none is left.
 MOST_SESSIONS: Final = 10_000
-"""A library that has ended so many, one after the other, does not count them: none is left."""
 
 _OUTCOMES: Final = {
     Trouble.LOST: ProbeOutcome.LOST,
@@ -292,16 +271,11 @@ class NvmlDriver:
         self._sys_root = sys_root
         self._threads = GpuThreads(deadline, self._on_return)
         self._table = GpuTable(library, sys_root)
-        self._preparing = asyncio.Lock()
-        """Held while a session begins or all end."""
-        self._session: Session | None = None
-        """The session that has begun and not ended."""
-        self._withheld = ""
-        """Why no session may begin; empty: one may."""
-        self._newest: EventStream | None = None
-        """The newest stream of events, which ends with its session."""
-        self._renewed = False
-        """A new session was begun because all GPUs failed, and none has answered since."""
+        self._preparing = asyncio.Lock()  # held while a session begins or all end
+        self._session: Session | None = None  # the session that has begun and not ended
+        self._withheld = ""  # why no session may begin; empty: one may
+        self._newest: EventStream | None = None  # the newest stream, which ends with its session
+        self._renewed = False  # all GPUs failed and it began anew, and none has answered since
 
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
@@ -358,9 +332,8 @@ class NvmlDriver:
         """Close these GPUs and use none of them until it is taken back.
 
         With `everything`, also close all others until any GPU is taken back. A session holds what
-        it opened, so it is ended. If GPUs are left, they are used in a new one.
-
-        Raises GpuError for an unknown GPU, DriverError when a call does not return and holds them.
+        it opened, so it is ended; GPUs that are left are used in a new one. Raises GpuError for an
+        unknown GPU, DriverError when a call does not return and holds them.
         """
         if self._table.release(uuids, everything=everything):
             self._withheld = "all GPUs are released: hami-agent recheck takes them back"
@@ -387,16 +360,12 @@ class NvmlDriver:
         """End the session so that the next call begins another; only once until a GPU answers."""
         if self._renewed or self._session is None:
             return False
-
         self._renewed = True
         self._end(DriverError("all GPUs fail; a new session begins"))
         return True
 
     async def close(self) -> None:
-        """End the session; a second call does nothing.
-
-        The threads stay behind, and after CLOSE_DEADLINE the process may end with its session.
-        """
+        """End the session; after CLOSE_DEADLINE the process may end with it. The threads stay."""
         self._withheld = CLOSED
         with contextlib.suppress(DriverError, TimeoutError):
             async with asyncio.timeout(CLOSE_DEADLINE):
@@ -453,7 +422,6 @@ class NvmlDriver:
             answers = await self._each(session, places, partial(self._table.links, gpus))
             # Without those that fail, so the next scan reads them again.
             session.links = {name: row for name, row in answers.items() if isinstance(row, tuple)}
-
         return [replace(gpu, links=session.links.get(gpu.uuid, ())) for gpu in gpus]
 
     # Events.
@@ -461,8 +429,8 @@ class NvmlDriver:
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Yield events as they come. `opened` is called once all GPUs report that can.
 
-        Raises DriverMissing, DriverError when the session ends, or the wait fails, as it does for
-        all GPUs when one is lost, or does not return.
+        Raises DriverMissing, DriverError when the session ends, or the wait does not return or
+        fails, as it does for all GPUs when one is lost.
         """
         session = await self._open()
         # The last one's thread must have left the library.
@@ -552,8 +520,7 @@ class NvmlDriver:
     async def _open(self) -> Session:
         """Return the current session, or begin one. Raises DriverMissing, DriverError.
 
-        The beginning goes on when who waits is cancelled or times out, so that a slow driver is
-        open for a later one.
+        The beginning goes on when its caller is cancelled or times out: a later one finds it open.
         """
         async with self._preparing:
             if self._withheld:
@@ -568,8 +535,7 @@ class NvmlDriver:
     def _begin(self, *, alone: bool) -> Session:
         """Load the library and begin a session, unless an earlier beginning has done so since.
 
-        While a call is inside, so not `alone`, the old session stays open beside the new one. Runs
-        on a thread.
+        While a call is inside, the old session stays open beside the new one. Runs on a thread.
         """
         library = self._library
         if self._withheld:  # since it was asked for
@@ -595,17 +561,13 @@ class NvmlDriver:
         """Note that the session is over, and report it; the next call begins a new one."""
         if self._session is None:
             return
-
         log.warning("driver.session_ended", err=str(error))
         self._session = None
         if self._newest is not None:
             self._newest.fail(error)
 
     async def _shut(self, why: str) -> None:
-        """End the session now, which closes all GPUs; a later call begins another.
-
-        Raises DriverError when a call does not return from the library.
-        """
+        """End the session, which closes all GPUs. Raises DriverError: a call does not return."""
         async with self._preparing:
             self._end(DriverError(why))
             if not await self._is_idle():
@@ -626,5 +588,4 @@ class NvmlDriver:
                 self._library.nvmlShutdown()
         except self._library.NVMLError as error:
             return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
-
         return ""

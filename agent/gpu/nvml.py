@@ -64,16 +64,11 @@ PLACES: Final = (
 """The library's directories on Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket,
 Talos (two), NixOS and COS. Source: NVIDIA k8s-device-plugin internal/lm, go-nvlib."""
 
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older releases of pynvml do not name.
 FIELD_RECOVERY_ACTION: Final = 230
-"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
-
-DRIVER: Final = "the driver"
-"""The name in place of a GPU's for calls about the whole driver."""
-
+DRIVER: Final = "the driver"  # the name in place of a GPU's for calls about the whole driver
 NO_ANSWER: Final = "no answer in time"
-
-Handle = Any
-"""The library's opaque pointer to a GPU."""
+Handle = Any  # the library's opaque pointer to a GPU
 
 _TROUBLES: Final = {
     pynvml.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
@@ -103,7 +98,6 @@ _MISSING: Final = {
     ),
 }
 """What is missing, and the remedy."""
-
 
 _GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
@@ -139,7 +133,6 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
     file = path or library_below(Path("/"))
     if file is None or library.nvmlLib is not None:
         return
-
     try:
         if file.is_file() and _is_cut_off(file):  # the loader would end the process with SIGBUS
             raise _refused_by_loader(str(file), "its end is missing")
@@ -158,7 +151,6 @@ def _is_cut_off(file: Path) -> bool:
         header = opened.read(64)
     if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
         return False  # the loader says what it is
-
     start, size, count = struct.unpack_from("<Q10x2H", header, 40)
     return int(start + size * count) > file.stat().st_size
 
@@ -198,7 +190,6 @@ def _refused_by_loader(file: str, text: str) -> DriverMissing:
     names = file, os.path.realpath(file)
     if text.startswith(names) and "No such file" in text and Path(file).is_file():
         text = "it is built for another architecture"
-
     return DriverMissing(
         f"{file} cannot be loaded as the driver's library ({cap(text)})",
         remedy="install the driver of this node's architecture again, or correct --nvml-library",
@@ -218,7 +209,6 @@ def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
     name = str(getattr(library.nvmlLib, "_name", None) or "")
     if "/" in name:
         return {Path(name)}
-
     # ctypes keeps the soname as it was given; only the kernel knows the file behind it.
     text = ""
     with contextlib.suppress(OSError):
@@ -256,7 +246,6 @@ def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
     text = cap(str(error)) or (NO_ANSWER if is_silent else f"error {code(error)}")
     if gpu != DRIVER:
         return CallFailed(gpu, text, found)
-
     what = "does not answer" if is_silent else "answers with an error"
     return DriverError(f"the driver {what}: {text}")
 
@@ -268,8 +257,8 @@ def text_of(value: str | bytes) -> str:
 
 # The threads that make calls, which may never return.
 
+# Seconds between looks at calls that wait. While each thread is in a call, another is started.
 PATIENCE: Final = 0.02
-"""Seconds between looks at calls that wait. While each thread is in a call, another is started."""
 
 
 class _Call(msgspec.Struct, eq=False):
@@ -297,14 +286,13 @@ class GpuThreads:
         self._on_return = on_return
         self._loop = asyncio.get_running_loop()
         self._lag = Lag()
-
+        # The call about each GPU that waits for a thread, is on one, or has just returned; those
+        # that wait (None ends the thread that takes it); those that have returned, and what hands
+        # each answer to its caller.
         self._calls: dict[str, _Call] = {}
-        """The call about each GPU that waits for a thread, is on one, or has just returned."""
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        """The calls that wait; None ends the thread that takes it."""
         self._inside: set[_Call] = set()
         self._returned: collections.deque[tuple[_Call, Callable[[], None]]] = collections.deque()
-        """The calls that have returned, and what hands each answer to its caller."""
         self._threads = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -312,8 +300,7 @@ class GpuThreads:
         """Run `work` on a thread after earlier calls about that GPU; return or raise its result.
 
         Raises TimeoutError after the deadline, which starts again once the earlier calls have
-        returned; and at once while one of them is stuck. Cancelling the caller does not stop a
-        call.
+        returned, and at once while one of them is stuck. A call goes on if its caller is cancelled.
         """
         with contextlib.suppress(TimeoutError):
             async with self._lag.within(self._deadline):
@@ -340,7 +327,6 @@ class GpuThreads:
             if left <= 0:
                 return False
             await asyncio.wait([call.answer for call in self._calls.values()], timeout=left)
-
         return True
 
     def _is_stuck(self, call: _Call) -> bool:
@@ -417,30 +403,24 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
         node = int((sys_root / "bus/pci/devices" / bus / "numa_node").read_text("ascii"))
     except (OSError, ValueError):
         return None
-
     return node if node >= 0 else None
 
 
 _PATHS: Final[Mapping[int | None, PciPath]] = {60 - path: path for path in PciPath}
 """By NVML's topology level (nvmlGpuTopologyLevel_t): 0 for the same board, to 50 across CPUs."""
 
-SWITCHES: Final = "switches"
-"""Stands for the PCI bus ids of all NVSwitches."""
+SWITCHES: Final = "switches"  # stands for the PCI bus ids of all NVSwitches
 
-_RECOVERY: Final = dict(enumerate(RecoveryAction))
-"""nvmlDeviceGpuRecoveryAction_t, which numbers them in this order from 0."""
-
+_RECOVERY: Final = dict(enumerate(RecoveryAction))  # as nvmlDeviceGpuRecoveryAction_t
 _FABRIC: Final = {
     pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: FabricState.COMPLETED,
 }
-
 _ECC: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 
 
 # Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
-#
 # The library opens a GPU with its first handle; for a handle by UUID it may open others too. A GPU
 # stays open until all sessions end: until then nobody can reset it.
 
@@ -448,7 +428,7 @@ RELEASED = "it is released: hami-agent recheck takes it back"
 
 
 class GpuTable:
-    """Knows which GPU is at which index, and which may be opened.
+    """Knows which GPU is at which index, and which may be opened; asks them, on their threads.
 
     - It outlives sessions: a GPU that is slow at the start of one is the same as before.
     - Once the indexes have changed, an index names a GPU only if that GPU answered there.
@@ -459,17 +439,12 @@ class GpuTable:
     def __init__(self, library: NvmlLibrary, sys_root: Path) -> None:
         self._library = library
         self._sys_root = sys_root
-        self.count = 0
-        """How many GPUs the driver lists."""
+        self.count = 0  # how many GPUs the driver lists
         self._seen_count = 0
-        self.described: frozenset[str] = frozenset()
-        """The addresses of all GPUs that were ever described."""
-
+        self.described: frozenset[str] = frozenset()  # the addresses of all that ever were
         # The threads of the GPUs read these: they are only replaced, never changed.
-        self._known: Mapping[GpuUuid, Gpu] = {}
-        """The GPUs as they were described last."""
-        self.released: frozenset[GpuUuid] = frozenset()
-        """The GPUs that must not be opened."""
+        self._known: Mapping[GpuUuid, Gpu] = {}  # the GPUs as they were described last
+        self.released: frozenset[GpuUuid] = frozenset()  # the GPUs that must not be opened
 
     def find(self, uuid: str) -> Gpu | None:
         """The GPU as it was described last, or None."""
@@ -512,7 +487,6 @@ class GpuTable:
         if unknown and not everything:
             text = "the driver has not described it; only `hami-agent release all` releases it"
             raise GpuError(min(unknown), text)
-
         self.released |= set(uuids)
         return everything or self._known.keys() <= self.released
 

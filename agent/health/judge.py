@@ -160,7 +160,6 @@ def xid_label(number: int) -> str:
 
 _ALL: Final = frozenset({"all", "xids"})
 _EVERY_XID: Final = 0
-
 PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
 """The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
 
@@ -175,7 +174,6 @@ def read_switches(disable: str, enable: str) -> Mapping[int, bool]:
     """
     if not disable.strip() and not enable.strip():
         return {}
-
     skipped = dict.fromkeys((*_items(disable), *PLUGINS_SKIP), True)
     return skipped | dict.fromkeys(_items(enable), False)
 
@@ -233,8 +231,7 @@ class HealthSettings(msgspec.Struct, frozen=True):
             f"{HOW}",
         ),
     ] = 600.0
-    passes: int = 3
-    """How many probes must pass since the last bad report."""
+    passes: int = 3  # how many probes must pass since the last bad report
     probe_interval: Annotated[
         float,
         Field("health.probePeriod", duration(0.1, 3600), f"Time between probes of a GPU. {HOW}"),
@@ -249,10 +246,8 @@ class HealthSettings(msgspec.Struct, frozen=True):
         ),
     ] = 7200.0
     probe_deadline: float = 2.0
-    gather: float = 0.005
-    """How long a report waits for others of the same failure."""
-    coalesce: float = 0.05
-    """Changes within this time after a list are one list."""
+    gather: float = 0.005  # how long a report waits for others of the same failure
+    coalesce: float = 0.05  # changes within this time after a list are one list
     xids: Annotated[
         Mapping[int, XidClass],
         Field(
@@ -314,8 +309,8 @@ def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
 
 Time = dt.datetime
 
+# Seconds: a probe that fails within this time after a counted failure is the same failure.
 SAME_HICCUP: Final = 4.0
-"""Seconds. A probe that fails within this time after a counted failure is the same failure."""
 
 _REBOOT: Final = ("reboot of the node", Action.REBOOT)
 _RESET: Final = ("reset", Action.RESET)
@@ -329,8 +324,8 @@ WANTS: Final = {
 }
 """What the GPU needs by the driver's recovery action. All others concern no GPU alone."""
 
+# From the least severe to the most severe.
 _RANK: Final = (Condition.OK, Condition.WATCH, Condition.UNMONITORED, Condition.BAD, Condition.LOST)
-"""From the least severe to the most severe."""
 
 _ENDS: Final[dict[str, str]] = {
     Cause.RELEASED: "`hami-agent recheck` has to take it back",
@@ -543,7 +538,6 @@ def again(health: Health, now: Time) -> Health:
     is_counted = health.needs_reset or seconds(health, now) < 1.0
     if health.condition is Condition.LOST or (is_counted and health.passed_probes == 0):
         return health
-
     since = health.quiet_since if health.needs_reset else now
     return replace(health, quiet_since=since, passed_probes=0)
 
@@ -639,7 +633,6 @@ def _on_refused(health: Health, now: Time) -> Health:
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
         is_lost = health.condition is Condition.LOST
         return again(_on_recovered(health, now) if is_lost else health, now)
-
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refused calls for it{after}"
     runbook, needs = _incident(health, "H-RESET"), Action.RESET
@@ -650,7 +643,6 @@ def _on_lost(health: Health, probe: Probe, now: Time) -> Health:
     if health.condition is Condition.LOST:
         # A reset that was asked for meanwhile was an echo.
         return replace(health, needs_reset=health.needs_reset and health.needs_reboot)
-
     # Being back implies a reset, but nobody can reset what the driver does not reach: "GPU is lost.
     # Reboot the system to recover this GPU" (nvidia-smi).
     needs = Action.REBOOT if health.needs_reboot else Action.NONE
@@ -668,7 +660,6 @@ def _on_recovered(health: Health, now: Time) -> Health:
     if needs is Action.NONE:
         # Its last text asked for a reboot: the new one has to say that nothing is to be done.
         said = f"{said}; {COOLING}"
-
     told = partial(verdict, Condition.BAD, now, Cause.LOST, health.runbook, said)
     return replace(told(xid=health.xid, needs=needs), passed_probes=1)
 
@@ -755,7 +746,6 @@ def reset_by_word(health: Health, now: Time) -> Health:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return replace(health, needs_reset=False)
-
     text = _sentence(_happened(health), RELIEVED, health.runbook)
     known = replace(health, needs_reset=False, action=Action.WAIT, text=text)
     return replace(known, quiet_since=now, passed_probes=0)
@@ -821,7 +811,6 @@ def remembered(
     is_harmless = of_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION
     if boot_changed or is_harmless:
         return Health(Condition.OK, since=now)
-
     # A container of the agent that starts again resets no GPU.
     return replace(
         health,
@@ -834,13 +823,10 @@ def remembered(
 
 # Attribution: if all GPUs fail with the same text, the fault is the driver's.
 
-MANY: Final = 2
-"""The fewest GPUs for which equal failures are the driver's."""
-
+MANY: Final = 2  # the fewest GPUs for which equal failures are the driver's
 OF_ALL: Final = "the driver reports the same for all GPUs: "
-
+# Troubles that the driver also reports for a GPU when the driver itself has a fault.
 MAY_PASS: Final = frozenset({Trouble.LOST, Trouble.FAILED})
-"""Troubles that the driver also reports for a GPU when the driver itself has a fault."""
 
 Ill = Callable[[GpuUuid], bool]
 """Whether a GPU is known to be bad or lost. Such a GPU can fail for a reason of its own."""
@@ -862,7 +848,6 @@ def blame_driver(probes: Collection[Probe], ill: Ill) -> tuple[Probe, ...]:
     failure = common_failure(probes, ill)
     if failure is None or sum(not ill(probe.uuid) for probe in probes) < MANY:
         return tuple(probes)
-
     text = OF_ALL + (cap(failure) or "an error")
     return tuple(
         Probe(probe.uuid, ProbeOutcome.SILENT, text) if probe.text == failure else probe

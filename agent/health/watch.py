@@ -36,15 +36,12 @@ log = structlog.get_logger(__name__)
 
 # Keeps the driver's stream of events open, and knows whether the agent receives events.
 
+# Seconds that a stream must be open without an error before the agent relies on it. The next one
+# may take as long to open before the GPUs count as unmonitored.
 SETTLED: Final = 5.0
-"""Seconds that a stream must be open without an error before the agent relies on it. The next one
-may take as long to open before the GPUs count as unmonitored."""
-
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
-LISTEN_FIRST: Final = 1.0
-"""Seconds for a stream to open before a GPU is served again without it, and told so."""
-
+LISTEN_FIRST: Final = 1.0  # for a stream to open before a GPU is served without it, and told so
 NOT_OPEN: Final = "the stream of events has not opened"
 
 
@@ -55,10 +52,8 @@ class EventListener:
         self._driver = driver
         self._take = take
         self._lost_reason = ""
-        self._turned_at = math.inf
-        """When the last stream opened or ended."""
-        self.wanted = asyncio.Event()
-        """Set it to have the stream opened at once: what had ended it may be over."""
+        self._turned_at = math.inf  # when the last stream opened or ended
+        self.wanted = asyncio.Event()  # set it to open the stream at once: its obstacle may be over
         self._opened = asyncio.Event()
 
     async def run(self) -> None:
@@ -93,7 +88,6 @@ class EventListener:
         """Reopen the stream if it has ended, and wait for it. Returns whether it had."""
         if self._opened.is_set():
             return False
-
         self.wanted.set()
         is_open = await await_event(self._opened, within)
         self._note("" if is_open else self._lost_reason or NOT_OPEN)
@@ -118,24 +112,12 @@ class EventListener:
 
 # Turns driver events and probes into verdicts.
 
-TURNS: Final = 2
-"""How many driver deadlines a probe may take: a call ahead of it, and its own call."""
-
-RELEASE_DEADLINE: Final = 8.0
-"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
-
-TICK: Final = 0.001
-"""Seconds. Timers can fire a little early."""
-
-SECOND_LOOK: Final = 5.0
-"""Seconds from a failed probe to the next one, which decides. It is more than SAME_HICCUP."""
-
-LOOK_PERIOD: Final = 0.5
-"""Seconds between rounds of probes because of XIDs."""
-
-
-ALL = "all"
-"""Stands for all GPUs of the node, in place of one GPU's name."""
+TURNS: Final = 2  # how many driver deadlines a probe may take: a call ahead of it, and its own call
+RELEASE_DEADLINE: Final = 8.0  # for the longest call in the library and those that wait behind it
+TICK: Final = 0.001  # timers can fire a little early
+SECOND_LOOK: Final = 5.0  # from a failed probe to the next, which decides; more than SAME_HICCUP
+LOOK_PERIOD: Final = 0.5  # seconds between rounds of probes because of XIDs
+ALL = "all"  # stands for all GPUs of the node, in place of one GPU's name
 
 
 class GpuRelease(Struct, frozen=True):
@@ -203,8 +185,7 @@ class HealthWatch:
             for uuid, health in recalled.items()
         }
         self._listener = EventListener(driver, self._note_event)
-        self._waiting: dict[DriverEvent | Probe, None] = {}
-        """The reports that are judged next."""
+        self._waiting: dict[DriverEvent | Probe, None] = {}  # the reports that are judged next
         self._reported = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._probed_at = loop_time()
@@ -222,7 +203,6 @@ class HealthWatch:
         """Listen, probe and judge for ever; if health checks are off, do nothing for ever."""
         if self._settings.off:
             await asyncio.Event().wait()
-
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listener.run())
             tasks.create_task(self._judge_reports())
@@ -398,7 +378,6 @@ class HealthWatch:
         except (TimeoutError, DriverError, GpuError) as error:
             text = cap(str(error)) or f"no answer within {deadline:g} s"
             return Probe(uuid, ProbeOutcome.SILENT, text)
-
         obstacle = self._listener.obstacle() if probe.outcome is ProbeOutcome.PASSED else ""
         return replace(probe, unmonitored=obstacle or probe.unmonitored)
 
