@@ -241,9 +241,6 @@ def _silence(check: NodeCheck) -> str:
     return str(refusal_of(TimeoutError(), check.step))
 
 
-# Makes the slice lists for the kubelet from the inventory and the held ids.
-
-
 def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList:
     """The list for the kubelet; `before` itself if nothing in it changed.
 
@@ -270,10 +267,7 @@ SPECIFICATIONS_PERIOD: Final = 5.0
 SPECIFICATIONS_DEADLINE: Final = 2.0
 
 IN_MIG_MODE: Final = "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
-NODE_OF_MIG: Final = (
-    "the settings name mig as this node's operating mode, which is not shared yet; set "
-    "sharing.operatingMode to hami-core or mps, or use another plugin"
-)
+NODE_OF_MIG: Final = "sharing.operatingMode is mig, which is not shared yet; set hami-core or mps"
 
 
 class InventoryKeeper:

@@ -350,10 +350,9 @@ class NvmlDriver:
         other = self._session and nvml.successor(self._library, self._find())
         if other:
             raise DriverMissing(
-                f"The driver's library was replaced by {other}, and the kernel module is still "
-                "that of the former one, so a new container's CUDA fails with a version mismatch",
-                remedy="drain the node and reboot it, or reload the module and restart the agent "
-                "[P-DRIVER]",
+                f"The driver's library was replaced by {other}, and the kernel module was not: "
+                "a new container's CUDA fails with a version mismatch",
+                remedy="reboot the node, or reload the module and restart the agent [P-DRIVER]",
             )
 
     async def renew(self) -> bool:

@@ -127,8 +127,7 @@ def library_below(root: Path | None) -> Path | None:
 def bind(library: NvmlLibrary, path: Path | None) -> None:
     """Make `library` use the file at `path` instead of the soname. Blocks. Raises DriverMissing.
 
-    pynvml loads the soname only while its `nvmlLib` is None, so this sets it first. A library that
-    is loaded stays: to use another one, the agent has to be restarted.
+    pynvml loads the soname only while its `nvmlLib` is None. A library that is loaded stays.
     """
     file = path or library_below(Path("/"))
     if file is None or library.nvmlLib is not None:
@@ -143,10 +142,8 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Whether an ELF file ends before its table of sections, which is the last part of it.
-
-    Raises OSError. Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
-    """
+    """Whether an ELF file ends before its last part, the table of sections. Raises OSError."""
+    # Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
     with file.open("rb") as opened:
         header = opened.read(64)
     if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
@@ -177,12 +174,11 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
     if code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED or not is_loaded:
         return None
 
-    return DriverMissing(
-        "the NVIDIA kernel module is loaded, and this process has no device file of it "
-        "(/dev/nvidiactl)",
-        remedy="let the container runtime give the agent the GPUs (runtimeClassName, "
-        "NVIDIA_VISIBLE_DEVICES), or make the files with nvidia-modprobe -u -c 0 on the host",
+    text = (
+        "the NVIDIA kernel module is loaded, and this process has no device file (/dev/nvidiactl)"
     )
+    remedy = "let the container runtime give the agent the GPUs (runtimeClassName), or run "
+    return DriverMissing(text, remedy=remedy + "nvidia-modprobe -u -c 0 on the host")
 
 
 def _refused_by_loader(file: str, text: str) -> DriverMissing:
@@ -227,13 +223,10 @@ def is_unable(error: Exception) -> bool:
 
 
 def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | None:
-    """The DriverError for `error` if it concerns the whole driver, or None: it concerns one GPU.
-
-    NO_PERMISSION concerns the driver only if the call was not `about_gpu`: a GPU's device file may
-    be closed to the agent, or its processes belong to another user.
-    """
+    """The DriverError for `error` if it concerns the whole driver, or None: it concerns one GPU."""
     if code(error) == pynvml.NVML_ERROR_UNINITIALIZED:
         return DriverError("the driver ended the session; a new one begins")
+    # A GPU's device file may be closed to the agent, or its processes belong to another user.
     is_denied = about_gpu and code(error) == pynvml.NVML_ERROR_NO_PERMISSION
     reason, remedy = _MISSING.get(code(error), ("", ""))
     return DriverMissing(reason, remedy=remedy) if reason and not is_denied else None

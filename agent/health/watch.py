@@ -128,10 +128,7 @@ class GpuRelease(Struct, frozen=True):
 
 
 class Recheck(Struct, frozen=True):
-    """The result of probing one GPU now: its health before and after the probe.
-
-    `serving`: new containers may get it. `missing`: what still has to happen until it is ok.
-    """
+    """The result of probing one GPU now. `missing`: what still has to happen until it is ok."""
 
     gpu: Gpu
     probe: Probe
@@ -268,8 +265,8 @@ class HealthWatch:
     def scanned(self, scan: Scan) -> None:
         """Take in a scan: if GPUs have come or gone, all are probed.
 
-        A GPU that needs a reset and is not listed counts as lost. When it is listed again, it was
-        away, which implies a reset. A scan with faults shows for certain no GPU that is missing.
+        A GPU that needs a reset and is not listed counts as lost: when it is back, it was reset. A
+        scan with faults shows for certain no GPU that is missing.
         """
         listed = {gpu.uuid for gpu in scan.gpus}
         if listed != self._listed:
@@ -391,11 +388,8 @@ class HealthWatch:
             reports, self._waiting = tuple(self._waiting), {}
 
             verdicts = self._judged(reports)
-            moves = {
-                new.serving
-                for u, new in verdicts.items()
-                if new.serving != self._health_of(u).serving
-            }
+            now = {uuid: self._health_of(uuid).serving for uuid in verdicts}
+            moves = {new.serving for u, new in verdicts.items() if new.serving != now[u]}
             # Only an offer waits for the stream. What ended it may be the GPU to be withdrawn.
             if True in moves and await self._listener.ensure_open(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
