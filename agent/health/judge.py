@@ -327,14 +327,6 @@ WANTS: Final = {
 # From the least severe to the most severe.
 _RANK: Final = (Condition.OK, Condition.WATCH, Condition.UNMONITORED, Condition.BAD, Condition.LOST)
 
-_ENDS: Final[dict[str, str]] = {
-    Cause.RELEASED: "`hami-agent recheck` has to take it back",
-    Cause.FABRIC: "it has to join the fabric of its NVSwitches: check nvidia-fabricmanager",
-    Condition.LOST: "the driver has to reach it again: reboot the node",
-    Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
-}
-"""What ends these two causes, or else a condition, that no cool-down ends."""
-
 UNNAMED: Final = " on a GPU that the driver cannot name"
 _STEPS: Final[dict[str, str]] = {
     Condition.LOST: "if this lasts, reboot the node",
@@ -428,24 +420,16 @@ def quiet_time(health: Health, settings: HealthSettings) -> float:
 
 
 def missing(health: Health, now: Time, settings: HealthSettings) -> tuple[str, ...]:
-    """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
-    if health.condition is Condition.OK or health.cause == Cause.OFF:
+    """What its cool-down still needs, in words. Where none ends it, its text says what does."""
+    is_cooling = health.condition in {Condition.WATCH, Condition.BAD} and not health.needs_reset
+    if not is_cooling or health.cause == Cause.FABRIC:
         return ()
 
-    # The cause of a GPU that was lost and is back is spelled as the condition LOST.
-    has_own_end = health.cause in {Cause.RELEASED, Cause.FABRIC}
-    end = _ENDS.get(health.cause if has_own_end else health.condition)
-    if end or health.needs_reboot:
-        return (end or "a reboot of the node",)
-
-    needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
-    rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
-    if (rest := quiet_time(health, settings) - rested) > 0:
+    needs = []
+    if (rest := quiet_time(health, settings) - seconds(health, now)) > 0:
         needs.append(f"{rest:.0f} s more without a bad report")
-
     if (probes := settings.passes - health.passed_probes) > 0:
         needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
-
     return tuple(needs)
 
 

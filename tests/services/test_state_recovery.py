@@ -1,6 +1,5 @@
 """Whatever lies in the state directory, start goes on from the newest generation that is whole."""
 
-
 import pytest
 
 from agent.errors import StateError
