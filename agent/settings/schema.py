@@ -32,7 +32,6 @@ from agent.setting import (
     node_name,
     optional_text,
     path,
-    shown,
     text,
     text_where,
     whole,
@@ -218,17 +217,14 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def read_setting(field: Field, value: object, where: str, written: str = "") -> Setting:
-    """Read `value` from `where` (file:line:column, variable or flag) as a setting.
+    """Read `value` from `where` (file:line:column, variable or flag). Raises SettingsError.
 
     `written`: the value as the source writes it, for a message.
-
-    Raises:
-        SettingsError: the value does not fit.
     """
     try:
         return Setting(field, field.read(value), where)
     except WrongValue as error:
-        found = written or shown(value)
+        found = written or cap(repr(value), 40)
         raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error
 
 
