@@ -234,14 +234,15 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
     ledger = recovered.state.ledger
-    held = start.taken().undrained(ledger)
-    if held is not None:
+    try:
+        start.taken().check_rows(ledger)
+    except SettingsError as held:
         last = stand_in(stored, start.taken().sources, ledger)
         if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"
-            )
+            ) from held
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings()
 
