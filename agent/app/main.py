@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import gc
 import os
 import signal
@@ -21,7 +20,7 @@ from agent.errors import AgentError, PermissionFault, SettingsError, StateError
 from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.kit.cell import News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers
-from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
+from agent.kit.timing import Lag, await_event, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState
 from agent.ledger import LastGood
@@ -224,8 +223,7 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
     Raises SettingsError: the rows refuse those too.
     """
     boot, machine = read_id(BOOT_ID), read_id(MACHINE_ID)
-    booted_at = SystemClock().now() - dt.timedelta(seconds=loop_time())  # it counts from the boot
-    recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
+    recovered = await recover(disk, boot_id=boot, machine_id=machine)
 
     stored = None
     try:
@@ -235,14 +233,15 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
     ledger = recovered.state.ledger
-    held = start.taken().undrained(ledger)
-    if held is not None:
+    try:
+        start.taken().check_rows(ledger)
+    except SettingsError as held:
         last = stand_in(stored, start.taken().sources, ledger)
         if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"
-            )
+            ) from held
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings()
 
