@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
+from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodKey, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import (
@@ -361,6 +361,11 @@ class Row(msgspec.Struct, frozen=True):
     def pod(self) -> str:
         """The name of the holder's pod; empty: not known."""
         return self.holder.pod if self.holder else ""
+
+    @property
+    def pod_key(self) -> PodKey:
+        """Namespace and name of the holder's pod; empty: not known."""
+        return self.namespace, self.pod
 
     @property
     def pod_uid(self) -> PodUid:

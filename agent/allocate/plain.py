@@ -13,22 +13,12 @@ from typing import Annotated
 import msgspec
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order, gpu_edits
-from agent.allocate.prefer import nearest
+from agent.allocate.edits import check_library, container_edits, cuda_order, gpu_edits, nearest
 from agent.allocate.room import require_serving
 from agent.allocate.service import AllocateCall, AllocateStep, Allocation
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, cap
-from agent.ledger import (
-    PLAIN,
-    ContainerEdits,
-    ContainerKey,
-    Decider,
-    EditSettings,
-    GrantedShare,
-    HookFacts,
-    Row,
-)
+from agent.ledger import PLAIN, ContainerKey, Decider, GrantedShare, Row
 from agent.model import GpuUuid, Inventory, Share, SliceId, split_slice_id
 from agent.setting import Field, boolean
 
@@ -50,35 +40,24 @@ class PlainSettings(msgspec.Struct, frozen=True):
 def grant(
     ids: Sequence[SliceId], inventory: Inventory, held: Collection[SliceId]
 ) -> tuple[GrantedShare, ...]:
-    """The shares of the ids, one for each GPU, in PCI order.
+    """The shares of the ids, one for each GPU, in PCI order. Raises Refusal.
 
     `held` ids are valid whatever the split count is now.
-
-    Raises:
-        Refusal: the request is malformed, or names a slice or GPU that cannot be given.
     """
     counts: Counter[GpuUuid] = Counter()
     for text in dict.fromkeys(ids):
         pair = split_slice_id(text)
+        gpu = inventory.find(pair[0]) if pair else None
+        named = f"The kubelet named {cap(text, 80)!r}"
         if pair is None:
-            raise Refusal(
-                RefusalReason.UNKNOWN_SLICE,
-                f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
-                "operator whether another plugin serves this resource.",
-            )
-        gpu = inventory.find(pair[0])
+            why = f"{named}, no id of a slice; ask the operator whether another plugin serves it."
+            raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
         if gpu is None:
-            raise Refusal(
-                RefusalReason.UNKNOWN_GPU,
-                f"The kubelet named GPU {cap(pair[0], 64)}, which this node does not share; create "
-                "the pod again.",
-            )
+            why = f"{named}, and this node does not share that GPU; create the pod again."
+            raise Refusal(RefusalReason.UNKNOWN_GPU, why)
         if pair[1] >= gpu.split_count and text not in held:
-            raise Refusal(
-                RefusalReason.UNKNOWN_SLICE,
-                f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
-                f"{gpu.split_count} slices; create the pod again.",
-            )
+            why = f"{named}, but that GPU has only {gpu.split_count} slices; create the pod again."
+            raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
         require_serving(gpu, "The container")
         counts[gpu.uuid] += 1
 
@@ -88,20 +67,6 @@ def grant(
         for uuid, count in counts.items()
         if (gpu := inventory.find(uuid))
     )
-
-
-def edits_of(
-    uid: PodUid,
-    granted: tuple[GrantedShare, ...],
-    plain: PlainSettings,
-    edits: EditSettings,
-    facts: HookFacts,
-) -> ContainerEdits:
-    """The edits of an answer: the GPUs, and with `memory_limits` also HAMi-core and its limits."""
-    if plain.memory_limits:
-        return container_edits(ContainerKey(uid, PLAIN), granted, edits, facts)
-
-    return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -127,21 +92,24 @@ class PlainAllocation(Allocation):
         # A UID without dashes is not one of the API server's. So hami mode, which removes
         # directories of deleted pods, does not remove this one.
         uid = PodUid(f"{self.chance.getrandbits(128):032x}")
-        edits, has_limits = self.edits.value, self.settings.memory_limits
+        key, settings = ContainerKey(uid, PLAIN), self.edits.value
+        has_limits = self.settings.memory_limits
         if has_limits:
-            # Without limits the container needs no library of HAMi-core's.
             check_library(facts)
+            edits = container_edits(key, granted, settings, facts)
+        else:  # the container needs no library of HAMi-core's
+            edits = gpu_edits(f"{uid}/{PLAIN}", granted, settings, facts)
 
         return Row(
-            key=ContainerKey(uid, PLAIN),
+            key=key,
             holder=None,
             shares=tuple(grant.share for grant in granted) if has_limits else (),
             slice_ids=tuple(sorted(set(ids))),
-            edits=edits_of(uid, granted, self.settings, edits, facts),
+            edits=edits,
             answered_at=self.clock.now(),
             epoch=self.instance(),
             decided_by=Decider.KUBELET,
-            resource=edits.resource,
+            resource=settings.resource,
         )
 
     @override

@@ -19,26 +19,18 @@ import msgspec
 import structlog
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order
+from agent.allocate.edits import check_library, container_edits, cuda_order, nearest, steer
 from agent.allocate.match import (
-    AskKubelet,
-    AwaitLock,
-    AwaitOthers,
-    CheckRunning,
+    Ask,
     Evidence,
     Grant,
     KubeletStart,
-    ListPods,
-    LookAtNode,
-    LookAtPod,
     MatchSettings,
     Question,
-    ReadRecords,
     decide,
     pair_groups,
     rejected_pod,
 )
-from agent.allocate.prefer import nearest, steer
 from agent.allocate.room import GpuUse, Shortage
 from agent.cluster import NodeEvent, NodeView, PodKey, PodTable, PodUid
 from agent.errors import (
@@ -83,48 +75,31 @@ T = TypeVar("T")
 # The kubelet sets no deadline, and a refusal fails the pod. But while it waits it starts, stops and
 # probes nothing on the whole node. So each peer has a time of its own for all waits of a call.
 
-DISK_BUDGET = 10.0
-"""For the node's disk. When it is silent for longer, the node offers no slice."""
-
-KUBELET_BUDGET = 10.0
-"""For all questions to the kubelet. A busy one is slow."""
-
-API_BUDGET = 0.6
-"""For all requests to the API server."""
-
+DISK_BUDGET = 10.0  # When the disk is silent for longer, the node offers no slice.
+KUBELET_BUDGET = 10.0  # A busy kubelet is slow.
+API_BUDGET = 0.6  # For all requests to the API server.
 OWNER_BUDGET = 2.0
 """The same for the pod that the node lock names, and while the watch may still show who asks. A
 refusal fails a good pod, and the kubelet's own watch can be that much ahead of ours."""
 
-LIST_PAUSE = 0.4
-"""For a LIST after the first one."""
-
-GET_PAUSE = 0.15
-"""For the GET of a pod. That of the Node has what is left: without it a pod is refused."""
-
-LOCK_PAUSE = 0.25
-"""For the Node's watch to catch up with the pods' watch."""
-
+LIST_PAUSE = 0.4  # For a LIST after the first one.
+GET_PAUSE = 0.15  # For a pod's GET. The Node's has what is left: without it a pod is refused.
+LOCK_PAUSE = 0.25  # For the Node's watch to catch up with the pods' watch.
 OTHERS_PAUSE = 0.2
 """In which the call of a pod that the kubelet is admitting comes. If it comes, the one that waits
 here is another's, and is refused as overtaken."""
 
 UNANSWERED_PAUSES = (0.01, 0.05)
-"""Until PodResources is asked again after a failure. A kubelet's restart breaks the connection
-once; that must not fail a pod."""
+"""Until PodResources is asked again: a kubelet's restart breaks the connection once."""
 
-PREFER_BUDGET = 0.2
-"""For GetPreferredAllocation. The kubelet calls it just before Allocate."""
-
+PREFER_BUDGET = 0.2  # For GetPreferredAllocation, which comes just before Allocate.
 WATCH_PAUSE = 0.1
 """Of these, for the agent's watches to show a pod that the kubelet's watch has shown already.
 Without this wait a preference would name any GPUs."""
 
-WAIT_BURST = 16
-WAIT_REFILL = 5.0
+WAIT_BURST, WAIT_REFILL = 16, 5.0
 """Waits of calls that nothing came of, for the node: so many at once, and then one every five
-seconds. While a call waits the kubelet admits nobody, and a tenant can make pods without end that
-are waited for in vain."""
+seconds. A tenant can make pods without end that are waited for in vain."""
 
 MAX_QUESTIONS = 256
 """More than the pods of any node. A decision that asks more has a defect and is refused."""
@@ -143,7 +118,7 @@ class AllocateStep(enum.StrEnum):
     WRITE = "disk"
 
 
-_BELOW_THE_HOOK_PATH = {
+_CANNOT = {
     AllocateStep.HOOK: "HAMi-core's files on the node cannot be read",
     AllocateStep.DIRECTORY: "The container's directory on the node cannot be created",
 }
@@ -152,48 +127,32 @@ _BELOW_THE_HOOK_PATH = {
 def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """The refusal when that step failed or took too long."""
     if isinstance(error, Starved):
-        return Refusal(
-            RefusalReason.STARVED,
-            "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
-            "raise its CPU request, and the pod's controller starts it again.",
-        )
+        gate, what = RefusalReason.STARVED, "The GPU agent gets too little CPU to answer in time"
+        return Refusal(gate, f"{what}; ask the operator to raise its CPU request.")
 
-    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
-    if step in _BELOW_THE_HOOK_PATH:
-        return Refusal(
-            RefusalReason.HOST_DIRECTORY,
-            f"{_BELOW_THE_HOOK_PATH[step]} ({reason}); ask the operator to check the node's hook "
-            "path and its disk.",
-        )
+    to_do = "ask the operator to check the node's disk and hook path."
     if step is AllocateStep.MATCH and isinstance(error, TimeoutError):
-        return Refusal(
-            RefusalReason.OUT_OF_TIME,
-            "The kubelet or the node's disk did not say in time which pod this is; ask the "
-            "operator to check the node and its disk, and the pod's controller starts it again.",
-        )
-    return Refusal(
-        RefusalReason.STATE_UNWRITABLE,
-        f"The agent cannot write its state ({reason}), so it answers no new container; ask the "
-        "operator to check the node's disk.",
-    )
+        what = "The kubelet or the node's disk did not say in time which pod this is"
+        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; {to_do}")
+    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
+    if step in _CANNOT:
+        return Refusal(RefusalReason.HOST_DIRECTORY, f"{_CANNOT[step]} ({reason}); {to_do}")
+    what = f"The agent cannot write its state ({reason}), so it answers no new container"
+    return Refusal(RefusalReason.STATE_UNWRITABLE, f"{what}; {to_do}")
 
 
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 USED_LOCKS = 256
-"""Node locks remembered, each with the pod that was answered under it. The scheduler takes fewer
-in the 60 s in which a former lock proves a right."""
+"""Node locks remembered. The scheduler takes fewer in the 60 s in which a former one counts."""
 
 
 class AllocateCall(msgspec.Struct, eq=False):
     """One Allocate under way.
 
     - `turn`: says whether the kubelet has begun another container since.
-    - `disk`: the time that it waits for the disk.
     - `row`: the row to answer; None: not known yet. `is_replay`: it was answered before.
-    - `rejected`: the pod for which no further Allocate comes if this one is refused; None: not
-      known.
-    - `oversold`: see Grant.
+    - `rejected`: see rejected_pod. `oversold`: see Grant.
     """
 
     turn: Turn
@@ -224,8 +183,6 @@ class Allocation(abc.ABC):
     - `say` posts an Event about the Node. `noted` hears of each refusal, with its row if known.
     - `lag`: extends the deadlines of all calls.
     - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
-    - `waits`: how long all calls waited for what is outside the agent; what is left of an Allocate
-      is the agent's own work.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 
@@ -298,9 +255,8 @@ class Allocation(abc.ABC):
             what, total, limit = call.oversold.amounts
             text = (
                 f"HAMi's scheduler has given out {total} of {what} of "
-                f"{call.oversold.gpu.gpu.title}, which has {limit}: for a pod with sidecars or "
-                "init containers it counts less than runs at one time. Delete one of the pods on "
-                "this GPU, or let them ask for less."
+                f"{call.oversold.gpu.gpu.title}, which has {limit}: it counts less than runs at a "
+                "time in pods with sidecars or init containers. Delete a pod on this GPU."
             )
             self.say(NodeEvent(OVERSOLD_EVENT, text, warning=True))
 
@@ -390,25 +346,19 @@ class Allocation(abc.ABC):
         if call.is_replay or row.holder is None:
             await self.order.until_alone(call.turn)  # each of them has its deadlines
 
-        whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row.holder else ""
         text = (
             "The kubelet lost its checkpoint and asks for several containers at once, so this "
-            f"answer would crash it. It asks again{whose} in a few seconds if the container ran "
-            "before; the controller of a new pod starts it again."
+            "answer would crash it. It asks again in a few seconds if the container ran before; "
+            "the controller of a new pod starts it again."
         )
         return Refusal(RefusalReason.OVERLAP, text)
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         """Record the refusal of `count` slices once, everywhere."""
-        self.results.add("refused", refusal.gate.name.lower())
-        log.warning(
-            "alloc.refused",
-            gate=refusal.gate.value,
-            step=call.step.value,
-            count=count,
-            reason=refusal.sentence,
-            **({} if call.row is None else _log_fields(call.row)),
-        )
+        gate, whose = refusal.gate, {} if call.row is None else _log_fields(call.row)
+        self.results.add("refused", gate.name.lower())
+        what = {"gate": gate.value, "step": call.step.value, "reason": refusal.sentence}
+        log.warning("alloc.refused", **what, count=count, **whose)
         self.noted(refusal, call.row)
         if refusal.gate in _OF_NO_POD:
             self.say(NodeEvent(REFUSED_EVENT, str(refusal), warning=True))
@@ -438,30 +388,24 @@ class HamiAllocation(Allocation):
 
     After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
     whose container died, and of one that is being admitted. What the kubelet asks for depends on
-    what it saw when it started. The agent looks when the kubelet begins to take its list (`run`):
+    what it saw when it started, so the agent looks when it begins to take its list (`run`):
 
     - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
       appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
-    - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
-      the order of the spec for each container that has no record and is not in that set, also if
-      it has died since. A pod without a cgroup was dead: its first container that has not started
-      since is next.
+    - From 0.9 s after its socket it admits the pods that were there, one by one, and asks in the
+      order of the spec for each container that has no record and is not in that set. A pod without
+      a cgroup was dead: its first container that has not started since is next.
     - It asks for nothing in an admission before it took the list: it starts those pods unasked.
       Only a pod that was made since then counts as new.
-    - It asks for any container that dies later, in parallel and in any order; after a refusal for
-      the next one, and 8 to 10 s later again. All others are unknown: only a single possible
-      container is served. A status proves no death: the former kubelet may have started the
-      container again without telling.
+    - It asks for any container that dies later, in parallel and in any order, and after a refusal
+      8 to 10 s later again. All others are unknown: only a single possible container is served.
 
-    Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
-    that holds the node lock is served all the same: the kubelet knew it when it began the call, and
-    no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
-    a pod that no view shows may be the one.
+    Refused (HA-2002): several possible containers of one count. A new pod that holds the node lock
+    is served all the same: the kubelet knew it when it began the call, and no other is new. Refused
+    (HA-2010) while the API server cannot be asked: a pod that has run, for one that no view shows
+    may be asking.
 
-    The facts that it reads, and the peers that it asks:
-
-    - `match`: how pods are matched.
-    - `registered`: the greatest amounts registered for each GPU in the last 60 s.
+    - `match`: how pods are matched. `registered`: see Evidence.
     - `refresh`: makes the one LIST of this node's pods; with `is_owners`: the lock's owner may need
       it. Raises ApiError.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
@@ -656,12 +600,8 @@ class HamiAllocation(Allocation):
         )
 
 
-_PEERS: Final = {
-    AskKubelet: "kubelet",
-    ReadRecords: "kubelet",
-    AwaitOthers: "kubelet",
-    CheckRunning: "runtime",
-}
+_KUBELET = dict.fromkeys((Ask.KUBELET, Ask.RECORDS, Ask.OTHERS), "kubelet")
+_PEERS: Final = {**_KUBELET, Ask.RUNNING: "runtime"}
 """What a question waits for, in the metric; all others wait for the API server."""
 
 
@@ -681,7 +621,7 @@ class Inquiry:
         self._disk = call.disk if call else Budget(source.lag, DISK_BUDGET)
         self._watch = Budget(source.lag, WATCH_PAUSE)
         self._is_starved = False
-        unasked: tuple[type, ...] = () if call else (ListPods, AwaitLock, LookAtNode, AwaitOthers)
+        unasked = () if call else (Ask.PODS, Ask.LOCK, Ask.NODE, Ask.OTHERS)
         asked = dict.fromkeys(unasked, True)
         self.seen = Evidence(count, source.match.value, source.start(), asked=asked)
 
@@ -703,7 +643,7 @@ class Inquiry:
                 return step
 
             # A preference is not measured: the kubelet waits for Allocates.
-            peer = _PEERS.get(type(step), "api-server")
+            peer = _PEERS.get(step.ask, "api-server")
             with self._source.waiting(peer) if self._call else nullcontext():
                 await self._answer(step)
 
@@ -755,52 +695,53 @@ class Inquiry:
     async def _answer(self, question: Question) -> None:
         """Add the answer to what is seen."""
         source, seen, is_answered = self._source, self.seen, True
-        match question:
-            case AskKubelet(first, others):
+        match question.ask:
+            case Ask.KUBELET:
                 async with self._kubelet.within():
-                    for key in (first, *others):
+                    for key in question.pods:
                         await self._ask(*key)
                         # The first one that it knows may be enough for a decision.
                         if seen.known.get(key) is not None or not seen.witnessed:
                             break
-            case ReadRecords():
+            case Ask.RECORDS:
                 async with self._disk.within():
                     read = await source.records.read(seen.settings.resource)
 
                 seen.recorded = None if read is None else read.keys()
-            case CheckRunning(ids):
+            case Ask.RUNNING:
                 async with self._disk.within():
-                    alive = await source.containers.running(ids)
+                    alive = await source.containers.running(question.ids)
 
                 # Silence proves no death.
-                seen.alive |= {one: alive is None or one in alive for one in ids}
-            case LookAtPod(key):
-                get, is_owners = source.look_at_pod(*key), seen.owner == key
-                seen.pod_uids[key] = await self._asked_api(
-                    "pods.get_failed", get, GET_PAUSE, is_owners=is_owners
+                seen.alive |= {one: alive is None or one in alive for one in question.ids}
+            case Ask.POD:
+                (key,) = question.pods
+                get = source.look_at_pod(*key)
+                uid = await self._asked_api(
+                    "pods.get_failed", get, GET_PAUSE, is_owners=seen.owner == key
                 )
-            case LookAtNode():
+                seen.pod_uids[key] = uid
+            case Ask.NODE:
                 node = await self._asked_api("node.get_failed", source.look_at_node(), API_BUDGET)
                 is_answered = node is not None
-            case AwaitLock(owner):
+            case Ask.LOCK:
                 time = source.lag.within(LOCK_PAUSE)
-                await self._shown(time, source.node, lambda node: _owner(node) == owner)
-            case AwaitOthers():
+                await self._shown(time, source.node, lambda node: _owner(node) in question.pods)
+            case Ask.OTHERS:
                 # The calls beside this one may be answered meanwhile: one candidate may be left.
                 await asyncio.sleep(OTHERS_PAUSE)
-            case ListPods():
+            case Ask.PODS:
                 await self._list()
                 return
 
-        seen.asked[type(question)] = is_answered
+        seen.asked[question.ask] = is_answered
 
     async def _ask(self, namespace: str, name: str) -> None:
         get = functools.partial(self._source.witness.get, namespace, name)
         for pause in (*UNANSWERED_PAUSES, None):
             try:
-                self.seen.known[namespace, name] = await retry(
-                    get, WitnessThrottled, THROTTLED_PAUSE
-                )
+                found = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
+                self.seen.known[namespace, name] = found
                 break
             except WitnessUnsupported:
                 # Kubelets before 1.34 have no Get. Of them only the sole candidate is served.
@@ -808,11 +749,9 @@ class Inquiry:
                 break
             except KubeletError as error:
                 if pause is None:
-                    raise Refusal(
-                        RefusalReason.WITNESS_SILENT,
-                        f"The kubelet does not say which pod it is admitting ({error}); the pod's "
-                        "controller starts it again.",
-                    ) from error
+                    what = f"The kubelet does not say which pod it admits ({error})"
+                    text = f"{what}; its controller starts it again."
+                    raise Refusal(RefusalReason.WITNESS_SILENT, text) from error
                 await asyncio.sleep(pause)
 
     async def _asked_api(
@@ -855,7 +794,7 @@ class Inquiry:
                 time, source.pods, lambda table: bool(table.pods.keys() - known)
             )
         if is_enough:
-            seen.asked[ListPods] = found is not None
+            seen.asked[Ask.PODS] = found is not None
 
     async def _caught_up(self, refusal: Refusal) -> bool:
         """Whether a watch changes within WATCH_PAUSE, so that a preference may have a pod then."""
