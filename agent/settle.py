@@ -52,22 +52,15 @@ ANSWERED_GRACE = dt.timedelta(seconds=2)
 """How long a lock that no row notes may stay after the last answer to its owner."""
 
 UNCLAIMED = dt.timedelta(seconds=30)
-"""How long the agent must have seen a lock before it removes one whose owner is not here.
-
-The scheduler takes the lock before it binds the pod, and its client queue can delay the bind.
-"""
+"""How long the agent must have seen a lock before it removes one whose owner is not here. The
+scheduler takes the lock before it binds the pod, and its client queue can delay the bind."""
 
 REFUSED_AT_ONCE = 32
-"""Refused pods of one namespace that are settled at a time; the others follow. One tenant can have
-thousands: a pod that is bound without a scheduler stays when it is refused, and its controller
-makes the next one. Each change goes through all effects that are owed."""
+"""Refused pods of one namespace that are settled at a time. One tenant can have thousands: a pod
+that is bound without a scheduler stays when it is refused, and its controller makes the next."""
 
-NOW = dt.datetime.min.replace(tzinfo=dt.UTC)
-"""An effect with this time is due at once."""
-
-NOBODY = PodUid("")
-"""The pod UID of an effect whose pod is not on this node."""
-
+NOW = dt.datetime.min.replace(tzinfo=dt.UTC)  # an effect with this time is due at once
+NOBODY = PodUid("")  # of an effect whose pod is not on this node
 REFUSED_EVENT = "AllocationRefused"
 
 
@@ -81,9 +74,8 @@ class EffectKind(enum.StrEnum):
 class Effect(msgspec.Struct, frozen=True):
     """What is owed to a pod or to the scheduler. `due`: not before this time.
 
-    - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
-      consumed positions) for the pod; `lock`: the exact text of a lock to remove afterwards.
-    - release-lock: `lock` is the exact text.
+    `lock`: the exact text of the lock to remove. Settle-pod does so after it gave the pod the
+    `phase` (empty while containers are missing) and consumed the `groups` at these positions.
     """
 
     kind: EffectKind
@@ -96,16 +88,18 @@ class Effect(msgspec.Struct, frozen=True):
     lock: str = ""
 
     @property
+    def place(self) -> tuple[EffectKind, PodUid]:
+        """One effect of each place is under way at a time: two patches could change their order."""
+        return self.kind, self.pod_uid
+
+    @property
     def identity(self) -> tuple[EffectKind, PodUid, str]:
         """Effects of equal identity are tried again as one, at growing intervals."""
         return self.kind, self.pod_uid, self.lock
 
 
 class SettlementFacts(msgspec.Struct, frozen=True):
-    """The facts that settlement reads.
-
-    `standing`: for how long the agent has seen this lock while it followed the pods without a gap.
-    """
+    """What settlement reads. `standing`: how long this lock was seen without a gap in the pods."""
 
     table: PodTable
     ledger: Ledger
@@ -185,13 +179,10 @@ def _for_lock(facts: SettlementFacts) -> Iterator[Effect]:
     """Remove the lock of an owner that no longer needs it: answered in full, terminal, or gone.
 
     The lock has no UID, its time stamp has no fixed order to the pod's, and Pods and Node have
-    separate watches. So the owner is found in one of three ways:
-    - A pod was answered under exactly this lock; if it is gone, a patch with its UID shows that no
-      other pod has the name.
-    - For another owner on this node, a patch with its UID shows that no other pod has the name.
-    - If the owner is not here, or asks for no GPU of ours, the lock must have stood for UNCLAIMED.
-      HAMi lets a pod take over the lock of a former pod of its name, and a pod that asks for no GPU
-      may wait for another vendor's plugin.
+    separate watches. So a patch with the owner's UID shows that no other pod has the name, unless
+    it is here and was answered under exactly this lock. If the owner is not here, or asks for no
+    GPU of ours, the lock must have stood for UNCLAIMED: HAMi lets a pod take over the lock of a
+    former pod of its name, and a pod that asks for no GPU may wait for another vendor's plugin.
     """
     lock = facts.lock
     if lock is None or lock.owner is None:
@@ -222,7 +213,7 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
 
     A container that runs needs none: after a lost checkpoint the kubelet starts pods without an
     Allocate. But after a reboot the status is old, and the kubelet may be about to ask: so the lock
-    must have stood for UNCLAIMED. An answer in the future is old, because the clock was set back.
+    must have stood for UNCLAIMED.
     """
     rows = {row.key.container: row for row in facts.ledger.rows_of(pod.uid)}
     last = max((row.answered_at for row in rows.values()), default=None)
@@ -257,15 +248,12 @@ DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds before each retry of an effect; the last one repeats."""
 
 LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 4.0)
-"""The same for a lock. Until a lock is free, the scheduler places nothing on this node. It must be
-free 5 s after the API server is back, jitter included."""
+"""The same for a lock: it must be free 5 s after the API server is back, jitter included."""
 
 PARALLEL = 4
-"""The most effects in flight. One place is reserved for locks, so that requests for pods that hang
-do not delay locks."""
+"""The most effects in flight. One place is for locks, which requests that hang must not delay."""
 
-GRAIN = 0.001
-"""Seconds; shorter waits count as 0."""
+GRAIN = 0.001  # seconds; shorter waits count as 0
 
 
 class _Attempt(msgspec.Struct, eq=False):
@@ -278,11 +266,9 @@ class _Attempt(msgspec.Struct, eq=False):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Settlement:
-    """Derives what is owed, performs it, and retries it until it is done.
+    """Performs what is owed until the API server accepts it or can never accept it, locks first.
 
-    - Locks come first, because the scheduler waits for them.
-    - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
-    - When a pod has the note that it was refused, `say` gets an Event about it, which may be lost.
+    When a pod has the note that it was refused, `say` gets an Event about it, which may be lost.
     """
 
     pods: Cell[PodTable]
@@ -299,7 +285,6 @@ class Settlement:
         """A lock's text, and the loop time at which it was first seen with a current pod table."""
         self._tried: dict[tuple[EffectKind, PodUid, str], _Attempt] = {}
         self._active: set[tuple[EffectKind, PodUid]] = set()
-        """What is under way. Two patches of a pod could arrive in the other order."""
         self._ended = Cell(0)
         """How many attempts have ended."""
         self.results = Tally(
@@ -309,11 +294,7 @@ class Settlement:
         )
 
     async def run(self) -> NoReturn:
-        """Perform every effect when it is due.
-
-        Effects are derived after each change of pods, Node or ledger, after each attempt, and each
-        second while the node is locked.
-        """
+        """Perform every effect when it is due, for ever."""
         news = News(self.pods, self.node, self.ledger, self._ended)
         self._active.clear()  # an attempt that was cancelled before its first step left its place
         async with asyncio.TaskGroup() as group:
@@ -325,15 +306,15 @@ class Settlement:
                     self._open(lock), key=lambda each: (not each.lock, each.identity in self._tried)
                 ):
                     most = PARALLEL if effect.lock else PARALLEL - 1
-                    last, place = self._tried.get(effect.identity), effect.identity[:2]
+                    last = self._tried.get(effect.identity)
                     left = (effect.due - self.clock.now()).total_seconds()
                     if last and last.until:
                         left = max(left, last.until - loop_time())
 
                     if left > GRAIN:
                         waits.append(left)
-                    elif len(self._active) < most and place not in self._active:
-                        self._active.add(place)
+                    elif len(self._active) < most and effect.place not in self._active:
+                        self._active.add(effect.place)
                         group.create_task(self._perform(effect))
 
                 await news.wait(min(waits, default=None))
@@ -383,7 +364,7 @@ class Settlement:
             where = {"kind": effect.kind.value, "ns": effect.namespace, "pod": effect.pod}
             log.warning("settlement.put_off", **where, again_in=delay, err=str(error))
         finally:
-            self._active.discard(effect.identity[:2])
+            self._active.discard(effect.place)
 
         self.results.add(effect.kind.value, result)
         self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
@@ -395,11 +376,7 @@ class Settlement:
         self._ended.set(self._ended.value + 1)
 
     async def _attempt(self, effect: Effect) -> str:
-        """Patch the pod, then remove its lock. Returns the result for the metric.
-
-        Raises:
-            ApiError: it must be tried again.
-        """
+        """Patch the pod, then remove its lock. Raises ApiError: it must be tried again."""
         if effect.kind is EffectKind.SETTLE_POD:
             result = await self._patch(effect)
             if result == "dropped" or not effect.lock:
