@@ -138,7 +138,6 @@ def _closing(
         idle[name] = seen.idle.get(name, seen.elapsed)
         if idle[name] + grace <= seen.elapsed:
             over.append(row)
-
     return idle, tuple(over)
 
 
@@ -254,7 +253,6 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
         return math.inf  # a kubelet that knows no pod has just started
     if seen.recorded is None:
         return UNREAD_GRACE
-
     return GRACE if left.isdisjoint(row.slice_ids) else math.inf
 
 
@@ -294,7 +292,6 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     adopt = tuple(_adoptions(ledger, seen))
     idle, over = _closing(_unused(rows, seen), seen)
-
     return Findings(
         confirmed=(*(new for row in rows if (new := _confirm(row, seen)) != row), *kept.confirmed),
         over=(*over, *kept.over),
@@ -315,7 +312,6 @@ def _confirm(row: Row, seen: ReconcileFacts) -> Row:
     holding = seen.by_pod.get(row.pod_key)
     if pod is None or pod.terminal or holding is None:
         return row
-
     ids = holding.ids_of(row.key.container, row.resource)
     if row.role is Role.INIT:
         ids = frozenset(row.slice_ids if row.key in (seen.recorded or {}) else ())
@@ -333,7 +329,6 @@ def _unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, fl
     """
     if not seen.table.synced or seen.table.stale:
         return
-
     for row in rows:
         pod = seen.table.pods.get(row.key.pod_uid)
         if pod is None:
@@ -354,20 +349,17 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
     for pod in seen.table.pods.values():
         if pod.terminal or not pod.groups:
             continue
-
         holding = None if _may_hold_for_another(pod, ledger, seen) else seen.by_pod.get(pod.key)
         for container in pod.gpu_containers:
             key = ContainerKey(pod.uid, container.name)
             if ledger.find(key) is not None:
                 continue
-
             ids = holding.ids_of(container.name, container.resource) if holding else Held()
             is_new = pod.phase is Phase.PENDING and pod.reusable_name
             if is_new and seen.recorded is not None and key not in seen.recorded:
                 # They are another pod's of that name, which may have been created and deleted
                 # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = Held()
-
             if ids or f"{pod.uid}_{container.name}" in seen.directories:
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
@@ -486,11 +478,9 @@ class Reconcile:
         ]
         if any(0 <= age < YOUNG for age in ages):
             return PAUSE
-
         is_new = loop_time() - known_since < SETTLING
         if is_new and any(row.epoch != epoch for row in rows):
             return SETTLING_PAUSE
-
         is_ended = any(not row.is_live(self.pods.value) for row in rows)
         return RETRY if is_ended or not is_done else PERIOD
 
@@ -567,7 +557,6 @@ class Reconcile:
                 log.warning("hooks.not_removed", directory=name, err=str(error) or "out of time")
                 if isinstance(error, TimeoutError):
                     break  # the disk does not answer: the others wait for the next List
-
         return gone
 
     async def _write(

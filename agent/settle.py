@@ -36,7 +36,7 @@ from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNot
 from agent.hami.annotations import consume, held_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff
-from agent.kit.timing import Tally, loop_time
+from agent.kit.timing import loop_time
 from agent.ledger import Ledger, is_over
 from agent.ports import Clock, NodeApi, PodApi
 
@@ -168,7 +168,6 @@ def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
         is_noted = pod.annotations.get(BIND_PHASE) == PHASE_FAILED
         if pod.static or is_noted or not refusal_text(pod):
             continue
-
         begun[pod.namespace] += 1
         if begun[pod.namespace] <= REFUSED_AT_ONCE:
             where = pod.uid, pod.namespace, pod.name
@@ -219,7 +218,6 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
     last = max((row.answered_at for row in rows.values()), default=None)
     if last is not None and dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE:
         return False
-
     # Ordinary init containers end before app containers.
     is_past = pod.phase is Phase.RUNNING
     has_stood = facts.standing >= UNCLAIMED
@@ -287,11 +285,6 @@ class Settlement:
         self._active: set[tuple[EffectKind, PodUid]] = set()
         self._ended = Cell(0)
         """How many attempts have ended."""
-        self.results = Tally(
-            "outbox_effects_total",
-            "Effects that followed an answer, by kind and result.",
-            ("kind", "result"),
-        )
 
     async def run(self) -> NoReturn:
         """Perform every effect when it is due, for ever."""
@@ -357,16 +350,15 @@ class Settlement:
 
         until = None
         try:
-            result = await self._attempt(effect)
+            await self._attempt(effect)
         except ApiError as error:
-            result, delay = "failed", max(last.backoff.next(), error.retry_after or 0.0)
+            delay = max(last.backoff.next(), error.retry_after or 0.0)
             until = loop_time() + delay
             where = {"kind": effect.kind.value, "ns": effect.namespace, "pod": effect.pod}
             log.warning("settlement.put_off", **where, again_in=delay, err=str(error))
         finally:
             self._active.discard(effect.place)
 
-        self.results.add(effect.kind.value, result)
         self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
         if effect.kind is EffectKind.SETTLE_POD and until is None:
             # The same patch without the lock: the watch of the Node may be the quicker one.
@@ -375,12 +367,11 @@ class Settlement:
 
         self._ended.set(self._ended.value + 1)
 
-    async def _attempt(self, effect: Effect) -> str:
+    async def _attempt(self, effect: Effect) -> None:
         """Patch the pod, then remove its lock. Raises ApiError: it must be tried again."""
         if effect.kind is EffectKind.SETTLE_POD:
-            result = await self._patch(effect)
-            if result == "dropped" or not effect.lock:
-                return result
+            if not await self._patch(effect) or not effect.lock:
+                return
         elif effect.pod_uid == NOBODY:
             owner = shown = self.pods.value.named(effect.namespace, effect.pod)
             # A node's identity may not read a pod that is gone or not bound to it yet.
@@ -390,22 +381,16 @@ class Settlement:
             if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
                 raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
 
-        try:
+        # Without the Node (404), or with another text or none (422), nothing is left to do.
+        with contextlib.suppress(ApiInvalid, ApiNotFound):
             await self.node_api.release_lock(MUTEX_LOCK, effect.lock)
-        except ApiInvalid:
-            return "not-ours"  # it is gone, or has another text
-        except ApiNotFound:
-            return "dropped"  # the Node is gone
+            log.info("lock.released", ns=effect.namespace, pod=effect.pod)
 
-        log.info("lock.released", ns=effect.namespace, pod=effect.pod)
-        return "done"
+    async def _patch(self, effect: Effect) -> bool:
+        """Patch the pod once: remove the consumed groups, set the phase.
 
-    async def _patch(self, effect: Effect) -> str:
-        """Patch the pod once: remove the consumed groups, set the phase. Returns the result.
-
-        If the effect has a lock, the pod is patched even if nothing changes. The patch proves that
-        the name still belongs to its UID ("done") or to no pod ("gone"), so that the lock is not
-        another pod's.
+        If the effect has a lock, the pod is patched even if nothing changes. Returns whether that
+        proves that the name belongs to its UID or to no pod, so that the lock is not another pod's.
         """
         pod = self.pods.value.pods.get(effect.pod_uid)
         changes = {} if pod is None else _changes(pod, effect)
@@ -413,16 +398,16 @@ class Settlement:
             await self.pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
         except (ApiNotFound, ApiInvalid, ApiConflict, ApiForbidden) as error:
             if effect.lock and isinstance(error, ApiNotFound):
-                return "gone"
+                return True
             # Is the pod gone? A 422 comes for another UID and from a webhook, a 403 for a pod on
             # another node and for a missing right, a 409 also from a concurrent write. So the pod
             # table decides. What is refused while it shows the pod may be allowed later.
             if self.pods.value.synced and effect.pod_uid not in self.pods.value.pods:
-                return "dropped"
+                return False
             raise
 
         if pod is not None and changes.get(BIND_PHASE) == PHASE_FAILED:
             where = pod.namespace, pod.name, pod.uid
             self.say(NodeEvent(REFUSED_EVENT, refusal_text(pod), True, *where))
 
-        return "done"
+        return True

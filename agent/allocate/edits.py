@@ -7,6 +7,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
+from agent.allocate.room import require_serving
 from agent.cluster import CORE_POLICY_ENV, ContainerView
 from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import (
@@ -23,7 +24,16 @@ from agent.ledger import (
     NodeEdit,
     container_directory,
 )
-from agent.model import MAX_NUMBER, Gpu, GpuUuid, SliceId, closeness
+from agent.model import (
+    MAX_NUMBER,
+    Gpu,
+    GpuUuid,
+    Inventory,
+    Share,
+    SliceId,
+    closeness,
+    split_slice_id,
+)
 
 # NVIDIA's device list strategies: how an answer names the GPUs of a container.
 #
@@ -57,12 +67,12 @@ def undefined(
     lacking = [name for name in names if defined is not None and name not in defined]
     if not lacking:
         return None
-
-    directories, (vendor, device) = settings.cdi_spec_dirs, settings.cdi_kind.split("/")
+    directories = settings.cdi_spec_dirs
     said = f"no single CDI specification in {' or '.join(directories)} defines"
-    flags, file = f" --vendor={vendor} --class={device}", f"{vendor}-{device}"
-    if settings.cdi_kind == "nvidia.com/gpu":
-        flags, file = "", "nvidia"
+    flags, file = "", "nvidia"
+    if settings.cdi_kind != "nvidia.com/gpu":
+        vendor, device = settings.cdi_kind.split("/")
+        flags, file = f" --vendor={vendor} --class={device}", f"{vendor}-{device}"
     command = f"nvidia-ctk cdi generate --device-name-strategy=uuid{flags}"
     remedy = f"write one: {command} --output={directories[-1]}/{file}.yaml"
     if not lacking[0].startswith(f"{settings.cdi_kind}="):
@@ -198,6 +208,38 @@ def gpu_edits(
         nodes=tuple(nodes.values()),
         annotations=annotations,
         cdi_names=named if CDI_CRI in strategies else (),
+    )
+
+
+def grant(
+    ids: Sequence[SliceId], inventory: Inventory, held: Collection[SliceId]
+) -> tuple[GrantedShare, ...]:
+    """The shares of the ids, one for each GPU, in PCI order. Raises Refusal.
+
+    `held` ids are valid whatever the split count is now.
+    """
+    counts: Counter[GpuUuid] = Counter()
+    for text in dict.fromkeys(ids):
+        pair = split_slice_id(text)
+        gpu = inventory.find(pair[0]) if pair else None
+        named = f"The kubelet named {cap(text, 80)!r}"
+        if pair is None:
+            why = f"{named}, no id of a slice; ask the operator whether another plugin serves it."
+            raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
+        if gpu is None:
+            why = f"{named}, and this node does not share that GPU; create the pod again."
+            raise Refusal(RefusalReason.UNKNOWN_GPU, why)
+        if pair[1] >= gpu.split_count and text not in held:
+            why = f"{named}, but that GPU has only {gpu.split_count} slices; create the pod again."
+            raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
+        require_serving(gpu, "The container")
+        counts[gpu.uuid] += 1
+
+    # A slice is an equal part of the registered memory, at least 1 MiB: 0 would mean all of it.
+    return cuda_order(
+        GrantedShare(Share(uuid, count * max(gpu.registered_mib // gpu.split_count, 1), 0), gpu)
+        for uuid, count in counts.items()
+        if (gpu := inventory.find(uuid))
     )
 
 

@@ -480,12 +480,10 @@ def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
     pod, holding = candidate.pod, evidence.known.get(candidate.pod.key)
     if holding is None:
         return False
-
     named = holding.containers.keys()
     apps = {each.name for each in pod.containers if each.role is Role.APP}
     if not apps <= named <= {each.name for each in pod.containers}:
         return False
-
     resource = evidence.settings.resource
     names = [each.name for each in pod.asking(resource)]
     later = names[names.index(candidate.container.name) + 1 :]
@@ -830,7 +828,6 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     """
     if _is_made_with_its_node(pod):
         return None
-
     for lock in (evidence.lock, *evidence.former_locks):
         if lock is not None and lock.owner == pod.key:
             is_read = lock is evidence.lock and evidence.asked.get(Ask.NODE)

@@ -11,15 +11,24 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
+import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import structlog
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order, nearest, steer
+from agent.allocate.edits import (
+    check_library,
+    container_edits,
+    cuda_order,
+    gpu_edits,
+    grant,
+    nearest,
+    steer,
+)
 from agent.allocate.match import (
     Ask,
     Evidence,
@@ -49,6 +58,7 @@ from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
 from agent.kit.timing import Budget, CallOrder, Durations, Lag, Starved, Tally, Turn, loop_time
 from agent.ledger import (
+    PLAIN,
     ContainerEdits,
     ContainerKey,
     Decider,
@@ -61,9 +71,10 @@ from agent.ledger import (
     Row,
     container_directory,
 )
-from agent.model import GpuUuid, Inventory, Share, SliceId
+from agent.model import Gpu, GpuUuid, Inventory, Share, SliceId
 from agent.ports import Clock, Containers, KubeletRecords, Witness
 from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
+from agent.setting import Field, boolean
 from agent.settle import REFUSED_EVENT
 
 log = structlog.get_logger(__name__)
@@ -129,7 +140,6 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     if isinstance(error, Starved):
         gate, what = RefusalReason.STARVED, "The GPU agent gets too little CPU to answer in time"
         return Refusal(gate, f"{what}; ask the operator to raise its CPU request.")
-
     to_do = "ask the operator to check the node's disk and hook path."
     if step is AllocateStep.MATCH and isinstance(error, TimeoutError):
         what = "The kubelet or the node's disk did not say in time which pod this is"
@@ -276,6 +286,10 @@ class Allocation(abc.ABC):
         finally:
             self.waits.observe(loop_time() - began, what)
 
+    def gpus(self) -> dict[GpuUuid, Gpu]:
+        """The GPUs of the inventory."""
+        return {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
+
     def instance(self) -> KubeletEpoch:
         """The present kubelet instance, or one that no row names."""
         return self.epoch() or KubeletEpoch()
@@ -339,13 +353,11 @@ class Allocation(abc.ABC):
     async def _overtaken(self, row: Row, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted beside another one.
 
-        If the kubelet will ask again, this waits until no other call is under way. Until then the
-        kubelet begins no other container of the pod.
+        If the kubelet will ask again, which it does not for a new pod, this waits until no other
+        call is under way. Until then the kubelet begins no other container of the pod.
         """
-        # For a new pod the kubelet does not ask again: nothing is gained by waiting.
         if call.is_replay or row.holder is None:
             await self.order.until_alone(call.turn)  # each of them has its deadlines
-
         text = (
             "The kubelet lost its checkpoint and asks for several containers at once, so this "
             "answer would crash it. It asks again in a few seconds if the container ran before; "
@@ -396,14 +408,8 @@ class HamiAllocation(Allocation):
       order of the spec for each container that has no record and is not in that set. A pod without
       a cgroup was dead: its first container that has not started since is next.
     - It asks for nothing in an admission before it took the list: it starts those pods unasked.
-      Only a pod that was made since then counts as new.
     - It asks for any container that dies later, in parallel and in any order, and after a refusal
       8 to 10 s later again. All others are unknown: only a single possible container is served.
-
-    Refused (HA-2002): several possible containers of one count. A new pod that holds the node lock
-    is served all the same: the kubelet knew it when it began the call, and no other is new. Refused
-    (HA-2010) while the API server cannot be asked: a pod that has run, for one that no view shows
-    may be asking.
 
     - `match`: how pods are matched. `registered`: see Evidence.
     - `refresh`: makes the one LIST of this node's pods; with `is_owners`: the lock's owner may need
@@ -439,16 +445,13 @@ class HamiAllocation(Allocation):
     async def run(self) -> None:
         """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
 
-        From then on it asks for the containers of each pod that it admits; before, if it has lost
-        its checkpoint, it does not know the resource, and starts them without asking. A new kubelet
-        starts no container before its first admission.
+        Before, a kubelet that lost its checkpoint does not know the resource and asks for nothing.
         """
         async for streams in self.streams.follow():
             epoch, now = self.epoch(), self.clock.now()
             # The same kubelet opens its stream again after a break: that is no new start.
             if not streams or epoch is None or (epoch, self.match.value.resource) in self._starts:
                 continue
-
             is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
             start = KubeletStart(epoch) if is_prompt else KubeletStart(epoch, asks_since=now)
             key = epoch, self.match.value.resource
@@ -531,8 +534,7 @@ class HamiAllocation(Allocation):
             self._offer = None if chosen is None else grant.candidate.key
 
         if chosen is None:
-            gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
-            chosen = nearest(available, must_include, size, gpus, held)
+            chosen = nearest(available, must_include, size, self.gpus(), held)
 
         turn.ids = frozenset(chosen)
         return chosen
@@ -548,14 +550,12 @@ class HamiAllocation(Allocation):
     async def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
 
-        Another agent answered it, or the ledger was lost. The scheduler's annotation says what it
-        holds. If the kubelet has no ids for it, the kubelet lost its checkpoint and may ask again.
-        None: the annotation cannot be read, or names a GPU that is not on this node.
+        The scheduler's annotation says what it holds. Without ids the kubelet lost its checkpoint
+        and may ask again. None: the annotation cannot be read, or its GPU is not on this node.
         """
         try:
             async with asyncio.timeout(DEADLINE):
                 facts = await self.hooks.facts()
-
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
             if found.container.name in paired:
                 row = self._first(found, *paired[found.container.name], facts)
@@ -564,7 +564,6 @@ class HamiAllocation(Allocation):
         except (AgentError, TimeoutError) as error:
             why = str(error) or "out of time"
             log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
-
         return None
 
     def _first(
@@ -577,11 +576,10 @@ class HamiAllocation(Allocation):
             GrantedShare(share, gpu) for share, gpu in zip(shares, gpus, strict=True) if gpu
         )
         if len(granted) < len(shares):  # an annotation from before: the GPU was removed since
-            raise Refusal(
-                RefusalReason.UNKNOWN_GPU,
-                f"A GPU of container {container.name} of pod {pod.title} is no longer on this "
-                "node; create the pod again.",
+            text = (
+                f"A GPU of container {container.name} of pod {pod.title} is gone; create it again."
             )
+            raise Refusal(RefusalReason.UNKNOWN_GPU, text)
 
         key = ContainerKey(pod.uid, container.name)
         disabled = container.control_disabled
@@ -608,9 +606,8 @@ _PEERS: Final = {**_KUBELET, Ask.RUNNING: "runtime"}
 class Inquiry:
     """Asks until a decision can be made for one call, with answers that are kept for it alone.
 
-    `count`: how many slices are asked for. Without a `call` it is a preference's: it asks no API
-    server and needs no right, because a preference gives nothing away. `seen`: the answers so far,
-    with the views of the last step.
+    Without a `call` it is a preference's: it asks no API server and needs no right, because a
+    preference gives nothing away. `seen`: the answers so far, with the views of the last step.
     """
 
     def __init__(self, source: HamiAllocation, count: int, call: AllocateCall | None) -> None:
@@ -656,7 +653,6 @@ class Inquiry:
                 found = await retry(self._source.witness.list, WitnessThrottled, THROTTLED_PAUSE)
                 self.seen.known.update({(one.namespace, one.pod): one for one in found})
                 return frozenset(self.seen.known)
-
         return None
 
     def _is_restarting(self) -> bool:
@@ -759,9 +755,8 @@ class Inquiry:
     ) -> T | None:
         """The answer of the API server; None: it failed, which is logged as `event`.
 
-        It has `most` seconds and the rest of API_BUDGET. For the owner of the node lock only the
-        rest of OWNER_BUDGET bounds it. The kubelet's earlier answers still hold: while it waits for
-        us, it admits no other pod.
+        It has `most` seconds and the rest of API_BUDGET; for the owner of the node lock, the rest
+        of OWNER_BUDGET. The kubelet's earlier answers still hold: it admits no other pod meanwhile.
         """
         left = self._api.left - OWNER_BUDGET + API_BUDGET
         try:
@@ -800,7 +795,6 @@ class Inquiry:
         """Whether a watch changes within WATCH_PAUSE, so that a preference may have a pod then."""
         if self._is_restarting():
             return False  # while a preference waits, a whole other request could pass
-
         is_lock_late = refusal.gate in (RefusalReason.NO_LOCK, RefusalReason.NO_RIGHT)
         cell: Cell[Any] = self._source.node if is_lock_late else self._source.pods
         version = cell.version
@@ -813,17 +807,95 @@ class Inquiry:
         allowance = self._source.allowance
         if not allowance.allows(loop_time()):
             return False
-
         try:
             async with time:
                 await cell.until(holds)
         except TimeoutError:
             allowance.spend(loop_time())
             return False
-
         return True
 
 
 def _owner(node: NodeView | None) -> PodKey | None:
     lock = held_lock(node)
     return lock.owner if lock else None
+
+
+# Plain mode: the kubelet's ids decide what a container gets.
+#
+# Each answer gets its own row, because the kubelet can name ids again while a container holds them:
+# after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
+
+
+class PlainSettings(msgspec.Struct, frozen=True):
+    """Settings without HAMi's scheduler."""
+
+    memory_limits: Annotated[
+        bool,
+        Field(
+            "plain.memoryLimits",
+            boolean,
+            "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
+            "memory.",
+        ),
+    ] = False
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class PlainAllocation(Allocation):
+    """Each slice that the kubelet names is a part of its GPU. Nobody knows which pod asks."""
+
+    chance: random.Random
+    settings: PlainSettings
+
+    @override
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
+        """A row of its own for the ids."""
+        # A call that may have been overtaken is refused too while another is under way.
+        call.turn.yields = call.turn.may_be_stale
+        call.turn.overlapped |= call.turn.may_be_stale
+        facts = await self.on_disk(call, AllocateStep.HOOK, self.hooks.facts())
+        call.step = AllocateStep.CHECK
+        granted = grant(ids, self.inventory.value, self.held())
+        # A UID without dashes is not one of the API server's. So hami mode, which removes
+        # directories of deleted pods, does not remove this one.
+        uid = PodUid(f"{self.chance.getrandbits(128):032x}")
+        key, settings = ContainerKey(uid, PLAIN), self.edits.value
+        has_limits = self.settings.memory_limits
+        if has_limits:
+            check_library(facts)
+            edits = container_edits(key, granted, settings, facts)
+        else:  # the container needs no library of HAMi-core's
+            edits = gpu_edits(f"{uid}/{PLAIN}", granted, settings, facts)
+
+        return Row(
+            key=key,
+            holder=None,
+            shares=tuple(grant.share for grant in granted) if has_limits else (),
+            slice_ids=tuple(sorted(set(ids))),
+            edits=edits,
+            answered_at=self.clock.now(),
+            epoch=self.instance(),
+            decided_by=Decider.KUBELET,
+            resource=settings.resource,
+        )
+
+    @override
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
+
+        Ids that were just offered come last: the kubelet marks them as used only at the Allocate.
+        """
+        turn, held, gpus, offered = (
+            self.order.begin(),
+            self.held(),
+            self.gpus(),
+            self.order.offered(),
+        )
+        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
+        chosen = nearest(fresh, must_include, size, gpus, held)
+        chosen = chosen or nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen

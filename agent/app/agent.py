@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from agent import inventory, reconcile, report, settle, usage, witness
-from agent.allocate import edits, plain, service
+from agent.allocate import edits, service
 from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
@@ -308,7 +308,7 @@ class NodeAgent:
         allocation: service.Allocation
         if settings.plain is not None:
             table, adopt = Cell(PodTable(synced=True)), None
-            allocation = plain.PlainAllocation(
+            allocation = service.PlainAllocation(
                 commit=state.commit,
                 say=say,
                 noted=self.refused,
@@ -431,7 +431,6 @@ class NodeAgent:
             pods.restarts,
             reporter.writes,
             reporter.failures,
-            settlement.results,
             poster.posted,
             session.requests,
         )
