@@ -545,8 +545,12 @@ class LastGood(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     """One generation of the state, of the host `machine_id`.
 
-    `boot_id`, `booted_at`: the boot in which the health memory was written, and its time by the
-    clock of the times in the memory: it may have been set since.
+    <<<<<<< HEAD
+        `boot_id`, `booted_at`: the boot in which the health memory was written, and its time by the
+        clock of the times in the memory: it may have been set since.
+    =======
+        `boot_id`: the boot in which the health memory was written. `machine_id`: the host.
+    >>>>>>> fac0108510ed5bbed2c8860a0c840508eed272f6
     """
 
     generation: int = 0
@@ -554,4 +558,3 @@ class State(msgspec.Struct, frozen=True):
     machine_id: str = ""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     health: Mapping[GpuUuid, Health] = msgspec.field(default_factory=dict)
-    booted_at: dt.datetime | None = None

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import gc
 import os
 import signal
@@ -21,7 +20,7 @@ from agent.errors import AgentError, PermissionFault, SettingsError, StateError
 from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.kit.cell import News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers
-from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
+from agent.kit.timing import Lag, await_event, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState
 from agent.ledger import LastGood
@@ -225,8 +224,7 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
     Raises SettingsError: the rows refuse the settings, and the last good ones too.
     """
     boot, machine = read_id(BOOT_ID), read_id(MACHINE_ID)
-    booted_at = SystemClock().now() - dt.timedelta(seconds=loop_time())  # it counts from the boot
-    recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
+    recovered = await recover(disk, boot_id=boot, machine_id=machine)
 
     stored = None
     try:

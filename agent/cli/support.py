@@ -15,7 +15,7 @@ from agent import __version__
 from agent.cli.connections import add_socket, call
 from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, VERBS, NotThere, Subparsers, fail, parser_of
 from agent.errors import cap
-from agent.health.xids import xid_class, xid_name
+from agent.health.judge import xid_class, xid_name
 from agent.kit.timing import SystemClock
 
 

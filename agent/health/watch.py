@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.errors import DriverError, GpuError, cap
 from agent.health import judge
-from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
+from agent.health.judge import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Tally, await_event, loop_time, until_tick
 from agent.model import (

@@ -8,13 +8,13 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.cluster import PodUid, Role
-from agent.hami.region import MemoryUse, RegionState
+from agent.hami.region import MemoryUse, RegionGpu, RegionState
 from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Ledger
 from agent.model import NO_INDEX, Condition, GpuSample, Share, SliceGroup, SliceList, slice_id
 from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
-from agent.usage import ContainerGpuUse, ContainerUse
+from agent.usage import ContainerUse
 from agent.web.metrics import AgentCollector, metrics_page
 from tests.builders import (
     NODE,
@@ -193,7 +193,7 @@ def counts():
 def a_gpu_use(index=0, *, uuid=None, total=0, memory_limit=0, sm_percent=0):
     """What a container uses of one GPU."""
     name = a_uuid(index) if uuid is None else uuid
-    return ContainerGpuUse(name, memory_limit, MemoryUse(total=total), sm_percent)
+    return RegionGpu(name, memory_limit, MemoryUse(total=total), sm_percent)
 
 
 def a_use(*gpus, **more):

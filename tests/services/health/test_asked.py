@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.errors import DriverError
-from agent.health.xids import HealthSettings
+from agent.health.judge import HealthSettings
 from agent.kit.timing import until_tick
 from agent.model import WITHHELD, Cause, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory

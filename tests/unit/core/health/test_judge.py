@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from agent.health import judge
-from agent.health.judge import missing, past
-from agent.health.xids import HealthSettings, XidClass
+from agent.health.judge import HealthSettings, XidClass, missing, past
 from agent.model import (
     Condition,
     DriverEvent,
@@ -72,7 +71,6 @@ def after(history: str, settings: HealthSettings = SETTINGS) -> tuple[Health, dt
         "ages": lambda now: judge.aged(health, now, settings),
         "restart": lambda now: judge.remembered(health, now, settings, boot_changed=False),
         "boot": lambda now: judge.remembered(health, now, settings, boot_changed=True),
-        "step": lambda now: judge.stepped(health, now, now + dt.timedelta(hours=1)),
         "was-reset": lambda now: judge.reset_by_word(health, now),
         "release": lambda now: judge.released(health, now),
         "take-back": lambda now: judge.taken_back(health, now),
@@ -191,7 +189,7 @@ def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_ho
         ("xid151", ("a reboot of the node",)),
         (
             "fabric-failed",
-            ("it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager runs",),
+            ("it has to join the fabric of its NVSwitches: check nvidia-fabricmanager",),
         ),
         (
             "0 refuse",
