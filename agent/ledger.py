@@ -543,15 +543,7 @@ class LastGood(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """One generation of the state, of the host `machine_id`.
-
-    <<<<<<< HEAD
-        `boot_id`, `booted_at`: the boot in which the health memory was written, and its time by the
-        clock of the times in the memory: it may have been set since.
-    =======
-        `boot_id`: the boot in which the health memory was written. `machine_id`: the host.
-    >>>>>>> fac0108510ed5bbed2c8860a0c840508eed272f6
-    """
+    """One generation, of that host; `boot_id`: the boot in which its health memory was written."""
 
     generation: int = 0
     boot_id: str = ""

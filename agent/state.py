@@ -95,9 +95,8 @@ def _present_form(fields: Mapping[str, object], decider: Decider) -> Mapping[str
 
 def encode_state(state: State) -> bytes:
     """Encode the state; equal states give equal bytes. A full node takes about half a ms."""
-<<<<<<< HEAD
-    # Version 0.1.0 looks for an outbox, for the names of a holder beside its row, and for `uid` and
-    # `recorded`.
+    # Version 0.1.0 looks for an outbox, for the names of a holder beside its row, for `uid` and
+    # `recorded`, and for the time of the boot, by which it follows a step of the clock.
     rows = [
         {**asdict(row.holder or _NOBODY), **asdict(row)}
         for row in state.ledger.rows_by(Decider.SCHEDULER)
@@ -108,30 +107,7 @@ def encode_state(state: State) -> bytes:
     ]
     health = {str(uuid): state.health[uuid] for uuid in sorted(state.health)}
     ledger = {"rows": rows, "outbox": (), "plain": plain}
-    return seal(KIND, {**asdict(state), "ledger": ledger, "health": health})
-=======
-    value = {
-        "generation": state.generation,
-        "boot_id": state.boot_id,
-        "machine_id": state.machine_id,
-        "booted_at": None,  # by it, version 0.1.0 follows a step of the clock
-        # Version 0.1.0 looks for an outbox, for the names of a holder beside its row, and for `uid`
-        # and `recorded`.
-        "ledger": {
-            "rows": [
-                {**asdict(row.holder or _NOBODY), **asdict(row)}
-                for row in state.ledger.rows_by(Decider.SCHEDULER)
-            ],
-            "outbox": (),
-            "plain": [
-                {"uid": row.key.pod_uid, "recorded": row.confirmed, **asdict(row)}
-                for row in state.ledger.rows_by(Decider.KUBELET)
-            ],
-        },
-        "health": {str(uuid): state.health[uuid] for uuid in sorted(state.health)},
-    }
-    return seal(KIND, value)
->>>>>>> fac0108510ed5bbed2c8860a0c840508eed272f6
+    return seal(KIND, {**asdict(state), "ledger": ledger, "health": health, "booted_at": None})
 
 
 def decode_state(content: bytes, machine_id: str = "") -> State:
@@ -185,18 +161,9 @@ class Recovered(msgspec.Struct, frozen=True):
 async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
     """The newest readable generation of this host, or an empty one. Nothing is written.
 
-<<<<<<< HEAD
-    If no generation is usable, reconcile rebuilds the rows from annotations and the kubelet. Raises
-    StateError if a file could not be read, as opposed to being unusable. Within one boot, the times
-    of health follow a step of the clock (`booted_at`: by the present one). Without a machine id, as
+    If none is usable, reconcile rebuilds the rows from annotations and the kubelet. Raises
+    StateError if a file could not be read, as opposed to being unusable. Without a machine id, as
     in a container, the state of any machine is accepted.
-=======
-    - If the newest generation is unreadable, the one before it is used, and `notice` says so.
-    - Without a machine id, as in a container, the state of any machine is accepted.
-
-    Raises:
-        StateError: a file could not be read, as opposed to being unusable.
->>>>>>> fac0108510ed5bbed2c8860a0c840508eed272f6
     """
     problems: list[StateError] = []
     is_new = True
