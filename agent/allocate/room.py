@@ -255,9 +255,12 @@ def require_serving(gpu: SharedGpu, who: str) -> None:
     """Require that new containers may use the GPU. `who`: whose it is. Raises Refusal."""
     if gpu.serving:
         return
-    what = f"{who} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}"
     if gpu.present and gpu.health.condition is Condition.UNMONITORED:
+        what = (
+            f"{who} cannot start: the driver has not answered for its {gpu.gpu.title} for too long"
+        )
         to_do = "ask the operator to check the node's driver."
         raise Refusal(RefusalReason.DRIVER_UNRESPONSIVE, f"{what}; {to_do}")
+    what = f"{who} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}"
     to_do = "create the pod again, so that it is placed on another GPU."
     raise Refusal(RefusalReason.BAD_GPU, f"{what}; {to_do}")

@@ -283,7 +283,7 @@ TABLE = {
     "the driver says nothing": RefusalCase(
         RefusalReason.DRIVER_UNRESPONSIVE,
         on_gpu(given(f"{ONE};"), condition=Condition.UNMONITORED, serving=False),
-        "unmonitored",
+        "driver has not answered",
         "ask the operator",
     ),
     "memory is short": RefusalCase(
