@@ -222,7 +222,7 @@ def grant(
     for text in dict.fromkeys(ids):
         pair = split_slice_id(text)
         gpu = inventory.find(pair[0]) if pair else None
-        named = f"The kubelet named {cap(text, 80)!r}"
+        named = f"The kubelet named {text[:80]!r}"
         if pair is None:
             why = f"{named}, no id of a slice; ask the operator whether another plugin serves it."
             raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
@@ -340,9 +340,17 @@ def _gpu_of(text: SliceId) -> GpuUuid:
 
 
 def _free(
-    offered: Iterable[SliceId], chosen: Iterable[SliceId], held: frozenset[SliceId]
+    offered: Iterable[SliceId], chosen: Iterable[SliceId]
 ) -> defaultdict[GpuUuid, list[SliceId]]:
-    """The ids on offer that are not chosen, by GPU; those that live rows hold come last."""
+    """The ids on offer that are not chosen, by GPU."""
+    free: defaultdict[GpuUuid, list[SliceId]] = defaultdict(list)
+    for text in set(offered) - set(chosen):
+        free[_gpu_of(text)].append(text)
+    return free
+
+
+def _in_order(ids: list[SliceId], held: frozenset[SliceId]) -> list[SliceId]:
+    """The ids of one GPU: those that live rows hold come last."""
 
     def rank(text: SliceId) -> tuple[bool, int, str]:
         # Ids of another form come after all. No slice has a longer number, and Python refuses to
@@ -351,10 +359,7 @@ def _free(
         is_number = suffix.isdecimal() and len(suffix) <= len(str(MAX_NUMBER))
         return text in held, int(suffix) if is_number else MAX_NUMBER + 1, text
 
-    free: defaultdict[GpuUuid, list[SliceId]] = defaultdict(list)
-    for text in sorted(set(offered) - set(chosen), key=rank):
-        free[_gpu_of(text)].append(text)
-    return free
+    return sorted(ids, key=rank)
 
 
 def steer(
@@ -368,12 +373,12 @@ def steer(
     `wanted` names a GPU once for each slice of it.
     """
     chosen = list(dict.fromkeys(must_include))
-    free, missing = _free(available, chosen, held), Counter(wanted)
+    free, missing = _free(available, chosen), Counter(wanted)
     missing.subtract(map(_gpu_of, chosen))
     for uuid, count in missing.items():
         if not 0 <= count <= len(free[uuid]):
             return None
-        chosen += free[uuid][:count]
+        chosen += _in_order(free[uuid], held)[:count]
     return tuple(chosen)
 
 
@@ -390,7 +395,7 @@ def nearest(
     must-include ids. Each id is read and sorted once, and at most g² pairs of GPUs are compared.
     """
     chosen = list(dict.fromkeys(must_include))
-    free, uses = _free(available, chosen, held), Counter(map(_gpu_of, chosen))
+    free, uses = _free(available, chosen), Counter(map(_gpu_of, chosen))
     missing = size - len(chosen)
     if not 0 <= missing <= sum(map(len, free.values())):
         return ()
@@ -419,6 +424,6 @@ def nearest(
     ranked = sorted(
         (uuid not in gpus, uses[uuid] + number, place, text)
         for place, uuid in enumerate(order)
-        for number, text in enumerate(free[uuid][:missing])
+        for number, text in enumerate(_in_order(free[uuid], held)[:missing])
     )
     return (*chosen, *(text for *_, text in ranked[:missing]))
