@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import structlog
+from prometheus_client import Histogram
 from typing_extensions import override
 
 from agent.allocate.edits import (
@@ -56,7 +57,7 @@ from agent.hami.annotations import former_locks, held_lock
 from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
-from agent.kit.timing import Budget, CallOrder, Durations, Lag, Starved, Tally, Turn, loop_time
+from agent.kit.timing import Budget, CallOrder, Lag, Starved, Tally, Turn, loop_time
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
@@ -213,12 +214,14 @@ class Allocation(abc.ABC):
         self.used_locks: dict[str, PodUid] = {}
         """For each of the last node locks, the pod that was answered under it."""
         self._pending: dict[ContainerKey, Row] = {}
-        self.waits = Durations(
+        self.waits = Histogram(
             "allocate_wait_seconds",
             "Seconds that an Allocate waited for the kubelet, the runtime, the API server, the "
             "hook path, a container's directory or the state on disk.",
             ("step",),
-            BUCKETS,
+            namespace="hami_agent",
+            buckets=BUCKETS,
+            registry=None,
         )
         self.results = Tally(
             "allocations_total",
@@ -284,7 +287,7 @@ class Allocation(abc.ABC):
         try:
             yield
         finally:
-            self.waits.observe(loop_time() - began, what)
+            self.waits.labels(what).observe(loop_time() - began)
 
     def gpus(self) -> dict[GpuUuid, Gpu]:
         """The GPUs of the inventory."""
@@ -830,15 +833,11 @@ def _owner(node: NodeView | None) -> PodKey | None:
 class PlainSettings(msgspec.Struct, frozen=True):
     """Settings without HAMi's scheduler."""
 
-    memory_limits: Annotated[
-        bool,
-        Field(
-            "plain.memoryLimits",
-            boolean,
-            "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
-            "memory.",
-        ),
-    ] = False
+    # fmt: off
+    memory_limits: Annotated[bool, Field("plain.memoryLimits", boolean,
+        "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
+        "memory.")] = False
+    # fmt: on
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
