@@ -30,29 +30,31 @@ class Condition(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """Why a GPU has its condition."""
+    """Why a GPU has its condition.
+
+    - `MEMORY`: rows or pages wait for a reset, or no spare ones are left.
+    - `ADVICE`: the driver reports a recovery action, such as a reset.
+    - `REFUSED`: the driver refuses calls for the GPU until the GPU is reset.
+    - `FABRIC`: the GPU has not joined the fabric of its NVSwitches.
+    - `DRIVER`: the GPU does not answer. It is served until health.driverHang has passed.
+    - `MONITOR`: it answers, but the agent does not receive its events. It is served.
+    - `RELEASED`: an operator released it for work on it. It is neither served nor probed.
+    - `OFF`: the operator switched the health checks off.
+    """
 
     NONE = "none"
     XID = "xid"
     ECC = "ecc"
     MEMORY = "memory"
-    """Rows or pages wait for a reset, or no spare ones are left."""
     ADVICE = "advice"
-    """The driver reports a recovery action, such as a reset."""
     REFUSED = "refused"
-    """The driver refuses calls for the GPU until the GPU is reset."""
     FABRIC = "fabric"
-    """The GPU has not joined the fabric of its NVSwitches."""
     PROBE = "probe"
     LOST = "lost"
     DRIVER = "driver"
-    """The GPU does not answer. It is served until health.driverHang has passed."""
     MONITOR = "monitor"
-    """The GPU answers, but the agent does not receive its events. It is served."""
     RELEASED = "released"
-    """An operator released the GPU for work on it. It is neither served nor probed."""
     OFF = "off"
-    """The operator switched the health checks off."""
 
 
 class Action(enum.StrEnum):
@@ -167,34 +169,33 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Trouble(enum.StrEnum):
-    """Why the driver does not describe a GPU that it lists."""
+    """Why the driver does not describe a GPU that it lists.
+
+    `RESET`: it refuses calls for the GPU until it is reset. `UNLISTED`: the kernel's driver has the
+    GPU, and the library does not list it. It is named by its address.
+    """
 
     LOST = "lost"
     SILENT = "silent"
     RESET = "reset"
-    """The driver refuses calls for it until it is reset."""
     DENIED = "denied"
     RELEASED = "released"
     UNLISTED = "unlisted"
-    """The kernel's driver has it, and the library does not list it. It is named by its address."""
     UNSUPPORTED = "unsupported"
     FAILED = "failed"
 
 
+_OPEN: Final = "let the agent open its device file (/dev/nvidiaN), through the runtime or as root"
 _REMEDIES: Final = {
     # Nobody can reset what the driver does not reach: nvidia-smi says "Reboot the system".
     Trouble.LOST: "if this lasts, reboot the node",
     Trouble.FAILED: "if this lasts, reset it or reboot the node",
     Trouble.RESET: "reset it or reboot the node",
-    Trouble.SILENT: "it may still be initialising, which takes seconds without the persistence "
-    "daemon; it is shared as soon as it answers",
+    Trouble.SILENT: "without the persistence daemon it initialises for seconds, then it is shared",
     Trouble.RELEASED: "take it back with hami-agent recheck",
-    Trouble.DENIED: "let the agent open its device file (/dev/nvidiaN), through the container "
-    "runtime or as root",
-    Trouble.UNLISTED: "let the agent open its device file (/dev/nvidiaN), through the container "
-    "runtime or as root; restart the agent's pod if the GPU is new",
-    Trouble.UNSUPPORTED: "use a driver that supports this GPU, or leave it out with "
-    "sharing.filterUUIDs",
+    Trouble.DENIED: _OPEN,
+    Trouble.UNLISTED: f"{_OPEN}; restart the agent's pod if the GPU is new",
+    Trouble.UNSUPPORTED: "use a driver that supports it, or leave it out (sharing.filterUUIDs)",
 }
 
 
@@ -325,14 +326,11 @@ class SharingSettings(msgspec.Struct, frozen=True):
             profiled=False,
         ),
     ] = "nvidia.com/gpu"
+    # 3,000 slices of 16 GPUs are a list that the kubelet takes.
     split_count: Annotated[
         int,
         Field(
-            "sharing.splitCount",
-            whole(1, 3000),  # 3,000 slices of 16 GPUs are a list that the kubelet takes
-            "Slices per GPU.",
-            flag="--split-count",
-            live=True,
+            "sharing.splitCount", whole(1, 3000), "Slices per GPU.", flag="--split-count", live=True
         ),
     ] = 10
     memory_scaling: Annotated[
@@ -594,7 +592,7 @@ class Inventory(msgspec.Struct, frozen=True):
 class RecoveryAction(enum.StrEnum):
     """The action that the GPU needs (nvmlDeviceGpuRecoveryAction_t, from driver 570 on).
 
-    In the order of NVML's numbers, from 0.
+    In the order of NVML's numbers, from 0. `OTHER`: one that the agent does not know.
     """
 
     NONE = "none"
@@ -606,7 +604,6 @@ class RecoveryAction(enum.StrEnum):
     BUS_RESET = "bus-reset"
     SYSTEM_REBOOT = "system-reboot"
     OTHER = "other"
-    """An action of a newer driver that the agent does not know."""
 
 
 class FabricState(enum.StrEnum):
@@ -638,12 +635,11 @@ NO_SIGNS = GpuSigns()
 
 
 class EventKind(enum.StrEnum):
-    """Kinds of driver reports."""
+    """Kinds of driver reports. `CHANGED`: GPUs came, went or changed their order: scan again."""
 
     XID = "xid"
     ECC_DOUBLE = "ecc-double"
     CHANGED = "changed"
-    """GPUs came, went or changed their order: scan again."""
 
 
 class DriverEvent(msgspec.Struct, frozen=True):

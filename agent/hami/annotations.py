@@ -19,7 +19,6 @@ from agent.setting import FALSE, TRUE, Field, boolean, choice
 
 INT32 = (-(2**31), 2**31 - 1)
 INT64 = (-(2**63), 2**63 - 1)
-UINT32 = (0, 2**32 - 1)
 
 _DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
 """As Go's ParseInt reads: a sign and digits, no space, no underscore; leading zeros apart."""
@@ -32,25 +31,7 @@ WHAT = "register annotation"
 NO_GPU = GpuUuid("")
 Int32 = Annotated[int, msgspec.Meta(ge=INT32[0], le=INT32[1])]
 Int64 = Annotated[int, msgspec.Meta(ge=INT64[0], le=INT64[1])]
-Uint32 = Annotated[int, msgspec.Meta(ge=0, le=UINT32[1])]
 _HTML = re.compile("[<>&\u2028\u2029]")
-
-
-class Placement(msgspec.Struct, frozen=True):
-    """Where a MIG instance may be placed: its first memory slice and their number."""
-
-    start: Uint32 = 0
-    size: Uint32 = 0
-
-
-class MigProfile(msgspec.Struct, frozen=True):
-    """A MIG profile of the GPU, which HAMi's plugin reports."""
-
-    name: str = ""
-    memory_mib: Int32 = msgspec.field(name="memoryMB", default=0)
-    core_percent: Int32 = msgspec.field(name="core", default=0)
-    slice_count: Uint32 = msgspec.field(name="sliceCount", default=0)
-    placements: tuple[Placement, ...] = ()
 
 
 class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +45,6 @@ class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
     type_name: str = msgspec.field(name="type", default="")
     numa: Int64 = 0
     mode: str = ""
-    mig_profiles: tuple[MigProfile, ...] = msgspec.field(name="migProfiles", default=())
     healthy: bool = msgspec.field(name="health", default=False)
 
 
@@ -98,13 +78,8 @@ def registered(inventory: Inventory, *, colon: bool = False) -> tuple[Registered
     )
 
 
-def encode_register(gpus: Iterable[RegisteredGpu]) -> str:
-    """Encode the GPUs in the given order, byte for byte as HAMi v2.10."""
-    return _encode(tuple(gpus))
-
-
-def _encode(value: object) -> str:
-    """JSON as Go writes it: what is special in HTML is escaped, here only ever inside a string."""
+def encode_json(value: object) -> str:
+    """JSON, byte for byte as HAMi's: Go escapes what is special in HTML, here only in strings."""
     text = msgspec.json.encode(value).decode()
     return _HTML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -256,9 +231,8 @@ def encode_reported(now: dt.datetime) -> str:
 
 def encode_scores(scores: Scores) -> str:
     """Encode the scores in the given order, byte for byte as HAMi."""
-    return _encode(
-        [{"uuid": uuid, "score": dict(sorted(pairs.items()))} for uuid, pairs in scores.items()]
-    )
+    pairs = [{"uuid": uuid, "score": dict(sorted(of.items()))} for uuid, of in scores.items()]
+    return encode_json(pairs)
 
 
 class ReportProfile(enum.StrEnum):
@@ -346,7 +320,7 @@ def report_of(
     if not gpus:
         return None
 
-    register = encode_register(gpus) if is_json else encode_register_colon(gpus)
+    register = encode_json(gpus) if is_json else encode_register_colon(gpus)
     is_same_form = is_json_form(text or "") == is_json
     is_same = is_same_form and collections.Counter(gpus) == collections.Counter(held)
     register_differs = register != text and not is_same
@@ -387,11 +361,6 @@ def decode_node_lock(text: str) -> NodeLock:
         )
     stamp, namespace, name = parts if len(parts) == 3 else (text, "", "")
     return NodeLock(value=text, stamp=decode_stamp(stamp), namespace=namespace, name=name)
-
-
-def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
-    """Encode a lock as the scheduler does, in whole seconds of UTC."""
-    return f"{encode_stamp(stamp)},{namespace},{name}"
 
 
 def encode_stamp(stamp: dt.datetime) -> str:

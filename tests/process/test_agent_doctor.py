@@ -12,12 +12,12 @@ import pytest
 
 from agent.cli import doctor
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.hami.annotations import encode_node_lock
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
 from agent.sandbox.scenario.stage import plain
+from agent.sandbox.scheduler.verbs import encode_node_lock
 from tests.process.agent_process import PATIENCE, comes, offers, run
 from tests.process.doctored_node import ACCOUNT, SLICES, a_node, doctored, edit, faults, token_of
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -22,8 +22,6 @@ from agent.hami.annotations import (
     WHAT,
     Int32,
     Int64,
-    MigProfile,
-    Placement,
     RegisteredGpu,
     decode_register_colon,
     is_json_form,
@@ -52,6 +50,22 @@ _PLACE: Final = re.compile(r"\$\[(\d+)\]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
+_Uint32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class _Placement(msgspec.Struct, frozen=True):
+    start: _Uint32 = 0
+    size: _Uint32 = 0
+
+
+class _MigProfile(msgspec.Struct, frozen=True):
+    name: str = ""
+    memoryMB: Int32 = 0  # noqa: N815 -- HAMi's name
+    core: Int32 = 0
+    sliceCount: _Uint32 = 0  # noqa: N815
+    placements: tuple[_Placement, ...] = ()
+
+
 class _MigTemplate(msgspec.Struct, frozen=True):
     name: str = ""
     core: Int32 = 0
@@ -67,6 +81,7 @@ class _PairPoints(msgspec.Struct, frozen=True):
 class _UnreadOfGpu(msgspec.Struct, frozen=True):
     """Fields of HAMi's struct that the agent does not use; 2.10 does not decode the last one."""
 
+    migProfiles: tuple[_MigProfile, ...] = ()  # noqa: N815 -- HAMi's name
     migtemplate: tuple[tuple[_MigTemplate | None, ...] | None, ...] = ()
     devicevendor: str = ""
     custominfo: dict[str, Any] = {}
@@ -80,7 +95,7 @@ def _fold(key: str) -> str:
 
 _NAMES: Final = {
     _fold(field.encode_name): field.encode_name
-    for struct in (RegisteredGpu, MigProfile, Placement, _MigTemplate, _PairPoints, _UnreadOfGpu)
+    for struct in (RegisteredGpu, _MigProfile, _Placement, _MigTemplate, _PairPoints, _UnreadOfGpu)
     for field in msgspec.structs.fields(struct)
 }
 """The names of all fields by their folded form."""
