@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import math
 import os
 import re
 import secrets
@@ -80,8 +79,7 @@ def state_errors(hook: Path) -> Iterator[None]:
 
 
 BYTES: Final = 256 * 2**20
-ENTRIES: Final = 10_000
-"""HAMi-core needs a few files of about 2 MiB. Counting ends here."""
+ENTRIES: Final = 10_000  # HAMi-core needs a few files of about 2 MiB. Counting ends here
 
 
 def large_directories(hook: Path) -> list[tuple[int, int, str]]:
@@ -140,15 +138,11 @@ class Cleared(msgspec.Struct, frozen=True):
 
     - `more`: a directory is not finished, or was not reached.
     - `kept`: how many cannot be removed. `why`: the system's error for the first of them.
-    - `available`, `inodes`: free bytes and inodes of the file system. NaN: not known; infinite:
-      not counted.
     """
 
     more: bool = False
     kept: int = 0
     why: str = ""
-    available: float = math.nan
-    inodes: float = math.nan
 
 
 class HostHookDirs:
@@ -168,10 +162,8 @@ class HostHookDirs:
         self._clearing = clearing
         self._kept: dict[str, tuple[str, float]] = {}
         """Why each directory stays that could not be removed, and the loop time of the attempt."""
-        self._last = ""
-        """The last directory of the last pass. The next pass begins behind it."""
-        self.set_aside = asyncio.Event()
-        """Something may have been set aside since the last pass."""
+        self._last = ""  # the last directory of the last pass. The next pass begins behind it
+        self.set_aside = asyncio.Event()  # something may have been set aside since the last pass
 
     async def facts(self) -> HookFacts:
         """Inspect the hook directory, as HAMi's server.go does for mounts. Raises StateError."""
@@ -201,7 +193,7 @@ class HostHookDirs:
         return await self._offload.call(self._found)
 
     async def clear(self) -> Cleared:
-        """Make one pass over what was set aside, and measure the room. Raises StateError."""
+        """Make one pass over what was set aside. Raises StateError."""
         return await self._clearing.call(self._clear, asyncio.get_running_loop().time)
 
     def _facts(self) -> HookFacts:
@@ -314,20 +306,8 @@ class HostHookDirs:
                     except OSError as error:
                         self._kept[name] = error.strerror or "unknown error", now()
 
-        with state_errors(self._hook):
-            system = os.statvfs(self._hook)
-            # Each of these can be a mount. A missing one would be made in the one above it.
-            with contextlib.suppress(FileNotFoundError):
-                system = os.statvfs(self._hook / "vgpu")
-                system = os.statvfs(self._hook / "vgpu" / "containers")
-
-        return Cleared(
-            more=more,
-            kept=len(self._kept),
-            why=next((why for why, _ in self._kept.values()), ""),
-            available=float(system.f_bavail * system.f_frsize),
-            inodes=float(system.f_favail) if system.f_files else math.inf,
-        )
+        why = next((why for why, _ in self._kept.values()), "")
+        return Cleared(more=more, kept=len(self._kept), why=why)
 
 
 def _head(file: Path, size: int) -> bytes | None:
@@ -361,10 +341,8 @@ def _set_aside(name: str, above: int) -> None:
     os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
 
 
-PERIOD: Final = 60.0
-"""Seconds between two passes, each of which also measures the room."""
-DEADLINE: Final = 30.0
-"""Seconds for one pass. A single file can have terabytes."""
+PERIOD: Final = 60.0  # seconds between two passes when nothing was set aside
+DEADLINE: Final = 30.0  # seconds for one pass. A single file can have terabytes
 
 
 async def clear_directories(hooks: HostHookDirs, cleared: Cell[Cleared]) -> NoReturn:

@@ -227,8 +227,7 @@ class GpuFault(msgspec.Struct, frozen=True):
         return f"GPU {self.gpu if is_unplaced else f'{self.index} ({self.gpu})'}: {self.text}"
 
 
-NAMELESS: Final = "index "
-"""The prefix of GpuFault.gpu if only the index is known."""
+NAMELESS: Final = "index "  # the prefix of GpuFault.gpu if only the index is known
 
 
 def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tuple[GpuFault, ...]:
@@ -296,10 +295,8 @@ MIB = 1024 * 1024
 MIG_MODE = "mig"
 LIST_BYTES = 7 * MIB // 2
 """Most bytes of a list. The kubelet ends the stream at 4 MiB; the rest is for ids still held."""
-INT32_MAX = 2**31 - 1
-"""The largest number of MiB or percent in the register annotation."""
-MAX_NUMBER = 9_999_999_999
-"""The largest number of a slice."""
+INT32_MAX = 2**31 - 1  # the largest number of MiB or percent in the register annotation
+MAX_NUMBER = 9_999_999_999  # the largest number of a slice
 
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
@@ -471,8 +468,7 @@ def type_name(name: str) -> str:
 # pkg/device/nvidia/calculate_score.go.
 
 NVLINK_POINTS: Final = 100
-MOST_NVLINKS: Final = 18
-"""NVLinks beyond this number between two GPUs bring no points."""
+MOST_NVLINKS: Final = 18  # NVLinks beyond this number between two GPUs bring no points
 
 Scores = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 """Points by the two GPUs of a pair."""

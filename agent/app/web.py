@@ -350,16 +350,6 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
             "Directories of ended containers that the agent cannot remove.",
             lambda: cleared.value.kept,
         ),
-        (
-            "hook_available_bytes",
-            "Free bytes of the file system of the containers' directories.",
-            lambda: cleared.value.available,
-        ),
-        (
-            "hook_available_inodes",
-            "Free inodes of the same file system; infinite if it has no limit.",
-            lambda: cleared.value.inodes,
-        ),
     ]
 
     if agent.events is not None:  # plain mode has no scheduler and no API server

@@ -238,8 +238,7 @@ def encode_scores(scores: Scores) -> str:
 class ReportProfile(enum.StrEnum):
     """The form of the register annotation. It depends on the scheduler's version."""
 
-    JSON = "json"
-    """HAMi 2.8 and later."""
+    JSON = "json"  # HAMi 2.8 and later
     COLON = "colon"
     """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s: this scheduler
     drops a node whose handshake is older than 60 s."""

@@ -185,7 +185,7 @@ def counts():
     waits.observe(0.25, "OK")
     waits.observe(4.0, "OK")
     waits.observe(1.0, "UNKNOWN")
-    gauge = ("hook_available_inodes", "Free inodes.", lambda: float("inf"))
+    gauge = ("directories_kept", "Kept.", lambda: float("inf"))
     errors = Tally("checkpoint_errors", "Failed writes.")
     return (xids, started, errors), (waits,), (gauge,)
 
