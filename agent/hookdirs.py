@@ -7,7 +7,6 @@ rename, which no content can delay, and removed in passes on a thread of its own
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import os
 import re
@@ -74,7 +73,7 @@ def state_errors(hook: Path) -> Iterator[None]:
         raise StateError(
             f"HAMi-core's directories below {hook} cannot be used: {error.filename or 'an entry'}: "
             f"{error.strerror}; {hook} must be a directory of root's, without links in it, on a "
-            "disk that has room and can be written."
+            "disk that has room. If a pod changed its own directory, delete the pod."
         ) from error
 
 
@@ -115,8 +114,6 @@ def large_directories(hook: Path) -> list[tuple[int, int, str]]:
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
-UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
-"""The errors of a directory whose access a tenant took away, or that was replaced."""
 ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 """The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
 and including 2.6.1 crash on them."""
@@ -257,15 +254,7 @@ class HostHookDirs:
                     _set_aside(name, above)
                     os.mkdir(name, LEAF_MODE, dir_fd=above)
 
-            try:
-                set_mode(open_in(open_directories, name, above, PLACE), LEAF_MODE)
-            except OSError as error:
-                if error.errno not in UNUSABLE:
-                    raise
-                raise StateError(
-                    f"Container directory {name} cannot be used: a container changed its owner or "
-                    "its access. The container cannot start: delete the pod."
-                ) from error
+            set_mode(open_in(open_directories, name, above, PLACE), LEAF_MODE)
 
     def _remove(self, name: str) -> None:
         with open_containers(self._hook) as above, contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,6 @@
 """HAMi's annotations: a Node's offer, the scheduler's lock there, and what it gives to a pod."""
 
 import collections
-import contextlib
 import datetime as dt
 import enum
 import re
@@ -127,17 +126,8 @@ def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
     """
     text = ""
     for gpu in gpus:
-        values = (
-            gpu.uuid,
-            gpu.split_count,
-            gpu.registered_mib,
-            gpu.core_percent,
-            gpu.type_name,
-            gpu.numa,
-            "true" if gpu.healthy else "false",
-            gpu.index,
-            gpu.mode,
-        )
+        uuid, index, *facts, mode, healthy = msgspec.structs.astuple(gpu)
+        values = (uuid, *facts, "true" if healthy else "false", index, mode)
         text += ",".join(_SEPARATORS.sub(" ", str(value)) for value in values) + ":"
     return text
 
@@ -184,44 +174,9 @@ def _number(text: str, bounds: tuple[int, int], where: str) -> int:
     return int(match[1] + match[2])
 
 
-# The handshake annotation: a word and the time when it was written. Source: HAMi v2.10
-# pkg/scheduler/scheduler.go, register. The times of v2.4 have dots in the date. A scheduler writes
-# its local time without its zone.
-
-REPORTED = "Reported"
-HANDSHAKE_WORDS = (REPORTED, "Requesting", "Deleted")
-"""The agent's: the register annotation is new. The scheduler's: it read the annotation and waits;
-the agent did not answer, and the node's GPUs are dropped."""
-
-_STAMP = re.compile(
-    r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
-    r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
-    r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
-)
-
-
-def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
-    """Decode the word at the beginning of the text, and the time after it; None: it has none.
-
-    The time is naive if the text names no zone. Schedulers act on the word even without a valid
-    time. Raises MalformedText: the text begins with none of the words.
-    """
-    word = next(filter(text.startswith, HANDSHAKE_WORDS), "")
-    if not word:
-        words = ", ".join(HANDSHAKE_WORDS)
-        raise MalformedText(f"handshake {cap(text)!r} begins with none of {words}")
-
-    stamp = None
-    if match := _STAMP.fullmatch(text.removeprefix(word)):
-        date = match["date"].replace(".", "-")
-        with contextlib.suppress(ValueError):
-            stamp = dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
-    return word, stamp
-
-
 def encode_reported(now: dt.datetime) -> str:
-    """Encode the agent's stamp, for schedulers up to and including 2.7.1; `now` is aware."""
-    return f"{REPORTED} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
+    """Encode the handshake that schedulers up to and including 2.7.1 wait for; `now` is aware."""
+    return f"Reported {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 
 
 # The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on. A JSON
@@ -279,21 +234,13 @@ class NodeReport(msgspec.Struct, frozen=True):
 
     - `changes`: what to write, None: remove. Empty when the Node's annotations mean the same, else
       always the register annotation: a scheduler reads a new score only together with it.
-    - `held`: the GPUs in the present register annotation, none when it is absent or unreadable.
+    - `changes_health`: the health of a GPU in the present annotation differs.
     """
 
-    gpus: tuple[RegisteredGpu, ...]
-    held: tuple[RegisteredGpu, ...]
     register: str
     score: str | None
-    register_differs: bool
     changes: Mapping[str, str | None]
-
-    @property
-    def changes_health(self) -> bool:
-        """True when the health of a GPU in the present annotation differs."""
-        before = {gpu.uuid: gpu.healthy for gpu in self.held}
-        return any(before.get(gpu.uuid, gpu.healthy) != gpu.healthy for gpu in self.gpus)
+    changes_health: bool
 
 
 def report_of(
@@ -322,11 +269,12 @@ def report_of(
     register = encode_json(gpus) if is_json else encode_register_colon(gpus)
     is_same_form = is_json_form(text or "") == is_json
     is_same = is_same_form and collections.Counter(gpus) == collections.Counter(held)
-    register_differs = register != text and not is_same
-    changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
+    changes: dict[str, str | None] = {} if register == text or is_same else {REGISTER: register}
     if wanted != score:
         changes = {REGISTER: register, SCORE: wanted}
-    return NodeReport(gpus, held, register, wanted, register_differs, changes)
+    before = {gpu.uuid: gpu.healthy for gpu in held}
+    changes_health = any(before.get(gpu.uuid, gpu.healthy) != gpu.healthy for gpu in gpus)
+    return NodeReport(register, wanted, changes, changes_health)
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:

@@ -85,7 +85,7 @@ def test_one_that_is_held_stays_with_what_is_mounted_there_though_it_was_given_a
 
     refused = said(hook, each(leaves, "prepare(wipe=False)"), *identity)
 
-    assert [True] * 2 == ["cannot be used: a container changed" in line for line in refused]
+    assert [True] * 2 == ["changed its own directory, delete the pod" in line for line in refused]
     assert {leaf, *leaves} == set(leaf.parent.iterdir())
     assert [["libvgpu.so"]] * 2 == [names(one) for one in leaves]
 

@@ -4,6 +4,7 @@ Source: HAMi v2.7.1 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/devic
 GetNodeDevices, pkg/device/devices.go:CheckHealth.
 """
 
+import contextlib
 import datetime as dt
 import enum
 import json
@@ -177,8 +178,38 @@ def _number(text: str) -> float:
 
 REQUESTING: Final = "Requesting"
 DELETED: Final = "Deleted"
+_WORDS: Final = ("Reported", REQUESTING, DELETED)
+"""An agent's or plugin's: the report is new. The scheduler's: it read the report and waits; nobody
+answered, and the node's GPUs are dropped."""
 _STALE: Final = dt.timedelta(seconds=60)
 _STAMP: Final = "%Y-%m-%d %H:%M:%S"
+
+
+_HANDSHAKE: Final = re.compile(
+    r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
+    r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
+    r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
+)
+
+
+def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
+    """Decode the word at the beginning of the text, and the time after it; None: it has none.
+
+    The time is naive if the text names no zone: a scheduler writes its local time without it, and
+    those of v2.4 have dots in the date. Schedulers act on the word even without a valid time.
+    Raises MalformedText: the text begins with none of the words.
+    """
+    word = next(filter(text.startswith, _WORDS), "")
+    if not word:
+        words = ", ".join(_WORDS)
+        raise MalformedText(f"handshake {cap(text)!r} begins with none of {words}")
+
+    stamp = None
+    if match := _HANDSHAKE.fullmatch(text.removeprefix(word)):
+        date = match["date"].replace(".", "-")
+        with contextlib.suppress(ValueError):
+            stamp = dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
+    return word, stamp
 
 
 class Version(enum.Enum):

@@ -15,7 +15,6 @@ from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiNotFound, ApiTh
 from agent.hami.annotations import (
     ReportProfile,
     ReportSettings,
-    decode_handshake,
     decode_register,
     decode_register_colon,
     encode_json,
@@ -23,6 +22,7 @@ from agent.hami.annotations import (
 )
 from agent.model import Condition, Inventory, Link, PciPath
 from agent.report import CONFLICT, SPREAD, TICK
+from agent.sandbox.scheduler.registry import decode_handshake
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START

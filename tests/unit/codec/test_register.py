@@ -17,7 +17,6 @@ from agent.hami.annotations import (
     RegisteredGpu,
     ReportProfile,
     ReportSettings,
-    decode_handshake,
     decode_register_colon,
     encode_json,
     encode_register_colon,
@@ -27,7 +26,13 @@ from agent.hami.annotations import (
     report_of,
 )
 from agent.model import Condition, GpuUuid, Inventory
-from agent.sandbox.scheduler.registry import Version, decode, decode_register, decode_scores
+from agent.sandbox.scheduler.registry import (
+    Version,
+    decode,
+    decode_handshake,
+    decode_register,
+    decode_scores,
+)
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
 
@@ -376,7 +381,7 @@ def test_each_version_reads_its_own_form_whole_and_the_model_reads_what_it_reads
     forms = {"2.7.1": {"colon", "colon-7"}}.get(version, {"json"})
     assert (read is not None) is (text in forms)
     if read and text in set(ReportProfile):
-        assert read == the_report(ReportProfile(text)).gpus
+        assert read == ours.read_register(the_report(ReportProfile(text)).register)
         assert all("nvidia" in gpu.type_name.lower() for gpu in read)
     assert read == decode(TEXTS[text], VERSIONS[version])
 
