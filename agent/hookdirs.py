@@ -28,8 +28,7 @@ from agent.ledger import DIRECTORY_NAME, HookFacts
 
 log = structlog.get_logger(__name__)
 
-LISTED: Final = 100_000
-"""Entries read beside the container directories; only root can create any there."""
+LISTED: Final = 100_000  # entries read beside the container directories; only root can make any
 
 
 def open_in(
@@ -52,7 +51,6 @@ def open_containers(hook: Path) -> Iterator[int | None]:
                 above = open_in(open_directories, step, above)
         except FileNotFoundError:
             above = None
-
         yield above
 
 
@@ -84,8 +82,8 @@ ENTRIES: Final = 10_000  # HAMi-core needs a few files of about 2 MiB. Counting 
 def large_directories(hook: Path) -> list[tuple[int, int, str]]:
     """The container directories with more than HAMi-core needs, the largest first.
 
-    Each has its allocated bytes, its entries and its name. More is: more than BYTES or ENTRIES, a
-    directory, or something that may not be looked at. Counting ends there. Raises StateError.
+    Each with its bytes, entries and name. More is: more than BYTES or ENTRIES, a directory, or what
+    may not be looked at. Counting ends there. Raises StateError.
     """
     found: list[tuple[int, int, str]] = []
     with open_containers(hook) as above:
@@ -107,25 +105,20 @@ def large_directories(hook: Path) -> list[tuple[int, int, str]]:
                 found.append((size, entries, name))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # the container removed or replaced it meanwhile
-
     return sorted(found, reverse=True)
 
 
 PARENT_MODE = 0o755
-LEAF_MODE = 0o777
-"""No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
+LEAF_MODE = 0o777  # no sticky bit: libvgpu.so <= 2.8.0 removes another user's stale lock
 ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 """The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
 and including 2.6.1 crash on them."""
 STEPS: Final = 10_000
 """Steps in one directory in one pass: a process may still write into it, and others wait. A pass
 over what stays needs fewer: it is given up after FAILURES (kit/disk) entries."""
-AGAIN: Final = 3600.0
-"""Seconds between attempts to remove what stays: a tenant can make them costly."""
-PASS: Final = 0.5
-"""Seconds after which a pass begins no further directory: others use the disk and the processor."""
-ELF_HEAD = 20
-"""Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""
+AGAIN: Final = 3600.0  # seconds between attempts to remove what stays: they can be costly
+PASS: Final = 0.5  # seconds after which a pass begins no further directory: others need the disk
+ELF_HEAD = 20  # bytes with the magic number, the class (the fifth) and the machine (the last two)
 PRELOAD_LIMIT = 65536
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
@@ -157,8 +150,8 @@ class HostHookDirs:
         self._version = version
         self._offload = offload
         self._clearing = clearing
+        # Why each directory stays that could not be removed, and the loop time of the attempt.
         self._kept: dict[str, tuple[str, float]] = {}
-        """Why each directory stays that could not be removed, and the loop time of the attempt."""
         self._last = ""  # the last directory of the last pass. The next pass begins behind it
         self.set_aside = asyncio.Event()  # something may have been set aside since the last pass
 

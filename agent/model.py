@@ -74,13 +74,12 @@ class Health(msgspec.Struct, frozen=True):
     - `since`: when the condition began, with this cause.
     - `quiet_since`: when the cool-down last began again (a bad report, or the end of the need for a
       reset). None: it began with the condition.
-    - `serving`: whether the list, the register annotation and Allocate offer the GPU.
     - `cause` and `action`: text, so that an older agent can read the checkpoint of a newer one.
     - `text`: a sentence for people. It ends with the id `runbook` in brackets.
     - `needs_reset`: cleared by a boot, by lost-then-present, by refused-then-answered, or when the
       driver reports that no action is needed. With `needs_reboot`, only a boot clears it.
-    - `passed_probes`: passed probes since the last bad report.
-    - `bouts`: consecutive bouts, each soon after the end of the one before (`recovered_at`).
+    - `passed_probes`: since the last bad report.
+    - `bouts`: consecutive ones, each soon after the end of the one before (`recovered_at`).
     - `failures` and `failed_in_row` are of 0.1.0, for the form of the state file.
     """
 
@@ -116,8 +115,7 @@ class Health(msgspec.Struct, frozen=True):
 
 GpuUuid = NewType("GpuUuid", str)
 """`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
-NO_INDEX: Final = -1
-"""The index of a GPU whose index is not known, because the driver never described it."""
+NO_INDEX: Final = -1  # of a GPU that the driver never described
 
 
 class PciPath(enum.IntEnum):
@@ -132,7 +130,7 @@ class PciPath(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks."""
+    """The connection to the GPU `peer`; `path` None: not known."""
 
     peer: GpuUuid
     path: PciPath | None = None
@@ -140,11 +138,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One physical GPU. `minor` is the N of /dev/nvidiaN.
-
-    `index` is NO_INDEX if only the UUID is known. `memory_mib` is total bytes // 2**20, or None if
-    the driver does not report it (coherent memory).
-    """
+    """One physical GPU. `minor` is the N of /dev/nvidiaN; `memory_mib`: None: not reported."""
 
     uuid: GpuUuid
     index: int
@@ -200,9 +194,9 @@ _REMEDIES: Final = {
 
 
 class GpuFault(msgspec.Struct, frozen=True):
-    """A GPU that the driver lists but does not describe. The inventory leaves it out.
+    """A GPU that the driver lists but does not describe: its UUID, or `index N`.
 
-    `gpu` is the UUID, or `index N` if only the index is known. `index` is NO_INDEX if not known.
+    The inventory leaves it out.
     """
 
     gpu: str
@@ -259,8 +253,7 @@ class GpuSample(msgspec.Struct, frozen=True):
 
     - `gpu_percent`, `memory_percent`: the share of the last sample period in which a kernel ran, or
       the memory was read or written.
-    - `used_mib`: by processes; drivers before 510 count what they reserve, too. `reserved_mib`: by
-      the driver, as far as `used_mib` is without it.
+    - `used_mib`: by processes; drivers before 510 count what they reserve (`reserved_mib`) too.
     - `ecc_corrected`, `ecc_uncorrected`: in the life of the GPU, until somebody clears them.
     """
 
@@ -293,8 +286,7 @@ Held = Mapping[GpuUuid, tuple[SliceId, ...]]
 
 MIB = 1024 * 1024
 MIG_MODE = "mig"
-LIST_BYTES = 7 * MIB // 2
-"""Most bytes of a list. The kubelet ends the stream at 4 MiB; the rest is for ids still held."""
+LIST_BYTES = 7 * MIB // 2  # of a list at most. The kubelet ends the stream at 4 MiB
 INT32_MAX = 2**31 - 1  # the largest number of MiB or percent in the register annotation
 MAX_NUMBER = 9_999_999_999  # the largest number of a slice
 
@@ -376,10 +368,7 @@ def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
 
 @functools.lru_cache(maxsize=256)
 def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tuple[SliceId, ...]:
-    """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count.
-
-    A node can have thousands, and each answer asks for those of all its GPUs; so they are kept.
-    """
+    """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count."""
     numbers = {pair[1] for pair in map(split_slice_id, held) if pair and pair[0] == uuid}
     unused = (number for number in range(split_count) if number not in numbers)
     numbers.update(itertools.islice(unused, max(0, split_count - len(numbers))))
@@ -389,8 +378,7 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tu
 def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
     """MiB to register for a GPU, or None if the GPU must be left out.
 
-    Truncated as by HAMi; but larger numbers become INT32_MAX, and HAMi's overflow.
-    Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
+    As HAMi's register.go (getAPIDevices); but larger numbers become INT32_MAX, and HAMi's overflow.
     """
     known = memory_mib if memory_mib is not None else settings.preconfigured_mib
     if known <= 0:
@@ -456,9 +444,8 @@ WITHHELD: Final = "no slice of this node is on offer: `/readyz?verbose` says why
 
 
 class SharedGpu(msgspec.Struct, frozen=True):
-    """One GPU and how it is shared.
+    """One GPU and how it is shared; `registered_mib` and `core_percent` after scaling.
 
-    - `registered_mib` and `core_percent`: MiB and percent after scaling.
     - `present`: False if the GPU is shown but not offered. It vanished or is no longer shared while
       a container holds a slice of it; or the container runtime would not find it; or it is
       unhealthy and the driver lists it without describing it: then it has no slices.
@@ -523,9 +510,9 @@ class Inventory(msgspec.Struct, frozen=True):
 
     def obstacles(self, gpu: SharedGpu) -> tuple[str, ...]:
         """Reasons other than health for which new containers do not get the GPU."""
-        if gpu.serving:
-            return (WITHHELD,) if self.withheld else ()
-        return (f"it {gpu.unavailable_reason}",) if gpu.health.serving else ()
+        if not gpu.health.serving or self.offers(gpu):
+            return ()
+        return (WITHHELD if gpu.present else f"it {gpu.unavailable_reason}",)
 
 
 # What the driver and probes report about a GPU, before any verdict.
@@ -573,9 +560,6 @@ class GpuSigns(msgspec.Struct, frozen=True):
     fabric: FabricState | None = None
 
 
-NO_SIGNS = GpuSigns()
-
-
 class EventKind(enum.StrEnum):
     """Kinds of driver reports. `CHANGED`: GPUs came, went or changed their order: scan again."""
 
@@ -605,14 +589,13 @@ class ProbeOutcome(enum.StrEnum):
 class Probe(msgspec.Struct, frozen=True):
     """The result of probing the GPU `uuid`. `text` is the driver's error text.
 
-    `unmonitored`: why the agent does not receive the events of this GPU. Empty if it does, or if
-    the agent does not listen for events.
+    `unmonitored`: why the agent does not receive this GPU's events, if it should.
     """
 
     uuid: GpuUuid
     outcome: ProbeOutcome
     text: str = ""
-    signs: GpuSigns = NO_SIGNS
+    signs: GpuSigns = GpuSigns()
     unmonitored: str = ""
 
 

@@ -44,12 +44,10 @@ from agent.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-# Tells which processes of containers exist. HAMi-core knows a process by its PID in the container,
-# and one that was killed keeps its slot. The kernel lists the host's PIDs of a container's cgroup,
-# and for each the PID in the container.
+# Tells which processes of containers exist: HAMi-core knows one by its PID in the container, and a
+# killed one keeps its slot. The kernel lists a cgroup's PIDs on the host, and for each that PID.
 
-INIT_NAMESPACE: Final = "pid:[4026531836]"
-"""The host's own PID namespace. Source: Linux include/linux/proc_ns.h (PROC_PID_INIT_INO)."""
+INIT_NAMESPACE: Final = "pid:[4026531836]"  # the host's, by Linux's PROC_PID_INIT_INO
 CGROUPS: Final = 64  # cgroups of one pod: a container may have some below its own
 LOOKUPS: Final = 50  # PIDs of one cgroup that are translated in one round; the next goes on
 READ: Final = 64 * 1024
@@ -60,7 +58,7 @@ NSPID: Final = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
 class ContainerProcesses:
     """Remembers between rounds what it found, because asking about one process costs 20 µs.
 
-    `cgroups`: the cgroup tree. `proc`: /proc, which must show the processes of the host.
+    `proc` must show the processes of the host.
     """
 
     def __init__(self, cgroups: Path, proc: Path = Path("/proc")) -> None:
@@ -70,8 +68,8 @@ class ContainerProcesses:
         # The cgroups of the pods that were ever seen; a path stays when its cgroup is gone.
         self._pods: dict[str, Path] = {}
         # The container directory that is mounted in a cgroup's processes; empty: none is.
-        self._owners: dict[Path, str] = {}
-        self._known: dict[Path, dict[int, int]] = {}  # the PID in the container, by the host's
+        # And the PIDs in the container, by the host's.
+        self._seen: dict[Path, tuple[str, dict[int, int]]] = {}
         # Whether this is the host's PID namespace, and processes of others are not hidden.
         namespace = os.path.realpath(proc / "self/ns/pid")
         self._is_host = namespace.endswith(INIT_NAMESPACE) and _read(proc / "1/status") != b""
@@ -80,8 +78,7 @@ class ContainerProcesses:
         """Begin a round about the containers of these directories."""
         uids = {name.partition("_")[0] for name in names}
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
-        self._owners = {path: name for path, name in self._owners.items() if path.is_dir()}
-        self._known = {path: pids for path, pids in self._known.items() if path in self._owners}
+        self._seen = {path: seen for path, seen in self._seen.items() if path.is_dir()}
         # One search a round, and not at the cost of a region. A pod that was just answered has no
         # cgroup yet, so only one that was asked about is searched for.
         if self._is_due:
@@ -107,17 +104,18 @@ class ContainerProcesses:
             if pids is None or not (pids or (cgroup / "cgroup.procs").exists()):
                 return None
 
-            if pids and cgroup not in self._owners:
+            if pids and cgroup not in self._seen:
                 texts = (_read(self._proc / f"{pid}/mountinfo") for pid in pids[:3])
                 text = next(filter(None, texts), b"")
                 if not text:
                     return None
                 mounted = re.search(f"/({uid}_[-a-z0-9]+) ".encode(), text)
-                self._owners[cgroup] = mounted[1].decode() if mounted else ""
+                self._seen[cgroup] = mounted[1].decode() if mounted else "", {}
 
-            if self._owners.get(cgroup) == name:
-                before = self._known.get(cgroup, {})
-                known = self._known[cgroup] = {pid: before[pid] for pid in pids if pid in before}
+            owner, before = self._seen.get(cgroup, ("", {}))
+            if owner == name:
+                known = {pid: before[pid] for pid in pids if pid in before}
+                self._seen[cgroup] = owner, known
                 unknown = [pid for pid in pids if pid not in known]
                 for pid in unknown[:LOOKUPS]:
                     if found := NSPID.search(_read(self._proc / f"{pid}/status")):
@@ -152,10 +150,8 @@ def _pods(tree: Path) -> dict[str, Path]:
     return pods
 
 
-# HAMi-core's shared regions in the container directories: read with pread, never mapped. Any
-# process of a container may change, replace or shorten its file at any time. Only a regular file
-# with one name is opened. The time is bounded for each, and for all together. One is in memory at a
-# time.
+# HAMi-core's shared regions in the container directories: read with pread, never mapped, one at a
+# time and in bounded time. Any process of a container may change, replace or shorten its file.
 
 PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -338,10 +334,9 @@ class ContainerUse(msgspec.Struct, frozen=True):
 
 
 def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> ContainerUse:
-    """The use that a region says.
+    """The use that a region says, of the GPUs that the container was `given`, in CUDA's order.
 
-    `given`: the GPUs that the container was given, in CUDA's order; empty: not known. The uuids of
-    the result are always of these. If the region names others, its GPUs count by position.
+    If the region names others, its GPUs count by position. Empty: it is not known which.
     """
     region = sums.region
     if region is None:
@@ -390,7 +385,7 @@ HIGHEST_RECENT: Final = 5  # counted down from here. HAMi-core sets 2; any proce
 
 
 class RegionUser(msgspec.Struct, frozen=True):
-    """A container with a readable region. `last_work`: when it last used an SM; None: not known."""
+    """A container with a readable region. `last_work`: when it last used an SM, if known."""
 
     row: Row
     region: Region
@@ -409,13 +404,11 @@ class RegionUser(msgspec.Struct, frozen=True):
 
 
 def uses_sm(sums: RegionSums, now: dt.datetime) -> bool:
-    """Whether a live process of the container uses an SM.
-
-    The number of a dead process stays until another process starts or looks. So where it is not
-    known who lives, a kernel must have run lately too.
-    """
+    """Whether a live process of the container uses an SM."""
     if sums.region is None or not any(gpu.sm_percent for gpu in sums.region.gpus):
         return False
+    # The number of a dead process stays until another one starts or looks. So where it is not known
+    # who lives, a kernel must have run lately too.
     return sums.knows_living or _is_recent(sums.region.last_kernel, now)
 
 

@@ -19,8 +19,7 @@ from agent.setting import FALSE, TRUE, Field, boolean, choice
 INT32 = (-(2**31), 2**31 - 1)
 INT64 = (-(2**63), 2**63 - 1)
 
-_DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
-"""As Go's ParseInt reads: a sign and digits, no space, no underscore; leading zeros apart."""
+_DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")  # as Go's ParseInt reads
 
 # The register annotation of the Node's GPUs in the form for schedulers from 2.8 on: a JSON array of
 # GPUs, fixed key order, zero values absent. Source: HAMi v2.10 pkg/device/devices.go,
@@ -133,11 +132,7 @@ def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
 
 
 def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
-    """Decode the GPUs in the text's order; empty records are skipped.
-
-    Raises MalformedText: no `:` or GPU, a record without 7 or 9 fields, a number or boolean that Go
-    does not read, or a negative index.
-    """
+    """Decode the GPUs in the text's order; empty records are skipped. Raises MalformedText."""
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
     records = [record for record in text.split(":") if record]
@@ -339,11 +334,8 @@ def _lock(text: str | None) -> NodeLock | None:
 # Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDevice.
 
 TYPE_WORD = "NVIDIA"
-LENGTH_LIMIT = 64 * 1024
-"""Characters: 1,000 shares. A tenant may write four times as many, and every change of the pod
-decodes them again."""
-GROUP_LIMIT = 256
-"""Groups: the kubelet allocates a pod's containers one by one and admits no other pod meanwhile."""
+LENGTH_LIMIT = 64 * 1024  # characters: 1,000 shares; each change of the pod decodes them again
+GROUP_LIMIT = 256  # groups: the kubelet allocates them one by one and admits no other pod meanwhile
 
 Groups = tuple[tuple[Share, ...], ...]
 
