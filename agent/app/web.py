@@ -343,12 +343,8 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
 
     up = "1 while the kubelet receives the lists of slices."
     kept = "Directories of ended containers that the agent cannot remove."
-    free = "Free bytes of the file system of the containers' directories."
-    inodes = "Free inodes of the same file system; infinite if it has no limit."
     readings: list[metrics.Gauge] = [
         ("kubelet_stream_up", up, lambda: float(plugin.streams.value > 0)),
         ("directories_kept", kept, lambda: cleared.value.kept),
-        ("hook_available_bytes", free, lambda: cleared.value.available),
-        ("hook_available_inodes", inodes, lambda: cleared.value.inodes),
     ]
     return tallies, (plugin.durations, agent.allocation.waits), readings

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.cli import doctor
 from agent.cli.doctor import CHECKS, NO_OFFER, SERVED, Finding, NodeSeen
 from agent.cluster import HANDSHAKE, REGISTER
-from agent.hami.annotations import ReportProfile, encode_register
+from agent.hami.annotations import ReportProfile, encode_json
 from agent.model import GpuFault, Scan, Trouble
 from agent.node import Check, NodeSight, Right, rights
 from agent.settings.reading import Sources, make_plan
@@ -79,11 +79,11 @@ HOST: list[Case] = [
 
 TWO = tuple(a_registered(f"GPU-{index}", index) for index in range(2))
 SICK = tuple(replace(gpu, healthy=False) for gpu in TWO)
-REPORT = NodeSight(NODE, annotations={REGISTER: encode_register(TWO)}, capacity=40)
+REPORT = NodeSight(NODE, annotations={REGISTER: encode_json(TWO)}, capacity=40)
 OLD, FRESH = (replace(REPORT, written=ago(seconds)) for seconds in (90, 5))
 NONE_HEALTHY, UNREADABLE, NO_REPORT = (
     replace(REPORT, annotations=notes)
-    for notes in ({REGISTER: encode_register(SICK)}, {REGISTER: "[?"}, {})
+    for notes in ({REGISTER: encode_json(SICK)}, {REGISTER: "[?"}, {})
 )
 JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
 
