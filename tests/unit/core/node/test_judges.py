@@ -89,7 +89,7 @@ JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
 
 
 def offer(allocatable: int, sight: NodeSight = REPORT) -> Finding:
-    return doctor.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu", NOON)
+    return doctor.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu")
 
 
 def handshake(text: str, profile: ReportProfile, sight: NodeSight = REPORT) -> Finding:
@@ -107,8 +107,6 @@ SCHEDULER: list[Case] = [
     (offer(12), ["P-OFFER wrong|12, and the register annotation has 20 healthy"]),
     (offer(30), ["P-OFFER wrong"]),
     (offer(5, UNREADABLE), ["P-OFFER wrong|5, and no register annotation that can be read"]),
-    (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
-    (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER wrong"]),
     (handshake("Deleted_x\x1b", JSON), ["P-REPORT wrong|dropped this node's GPUs"]),
     (handshake("Deleted_x", COLON), ["P-REPORT wrong|dropped this node's GPUs"]),
     (handshake("Requesting_2026.11.20 10:00:00", JSON), ["P-REPORT ok|Requesting"]),
