@@ -24,7 +24,6 @@ from agent.errors import StateError
 from agent.hami.region import (
     HEAD_SIZE,
     TRUNCATED,
-    MemoryUse,
     NoRegion,
     Region,
     RegionChange,
@@ -340,15 +339,8 @@ MOST_AT_ONCE: Final = 16
 """Processes that count with 100 percent each: samples of several moments are summed."""
 
 
-class ContainerGpuUse(RegionGpu, frozen=True):
-    """The use of one GPU by one container; `sm_percent` of the whole GPU. `uuid`: see `use_of`."""
-
-    memory: MemoryUse
-    sm_percent: int
-
-
 class ContainerUse(msgspec.Struct, frozen=True):
-    """The use of a container's GPUs at one time.
+    """The use of a container's GPUs at one time. The uuids are those of `use_of`.
 
     - `last_kernel`: None: not known. `processes`: how many live ones use the region.
     - `reason`: why nothing is known, as in RegionSums; empty otherwise.
@@ -356,7 +348,7 @@ class ContainerUse(msgspec.Struct, frozen=True):
 
     at: dt.datetime
     state: RegionState
-    gpus: tuple[ContainerGpuUse, ...] = ()
+    gpus: tuple[RegionGpu, ...] = ()
     last_kernel: dt.datetime | None = None
     processes: int = 0
     reason: str = ""
@@ -384,18 +376,11 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
         # By position; GPUs beyond those that were given have none.
         uuids = tuple(dict.fromkeys(given))
 
-    return ContainerUse(
-        at=at,
-        state=sums.state,
-        gpus=tuple(
-            ContainerGpuUse(uuid, gpu.memory_limit, memory, percent)
-            for gpu, uuid, memory, percent in zip(
-                region.gpus, uuids, sums.memory, sums.sm_percent, strict=False
-            )
-        ),
-        last_kernel=region.last_kernel,
-        processes=sums.processes,
+    gpus = (
+        msgspec.structs.replace(gpu, uuid=uuid)
+        for gpu, uuid in zip(region.gpus, uuids, strict=False)
     )
+    return ContainerUse(at, sums.state, tuple(gpus), region.last_kernel, sums.processes)
 
 
 def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> ContainerUse:
@@ -458,7 +443,7 @@ def uses_sm(sums: RegionSums, now: dt.datetime) -> bool:
     The number of a dead process stays until another process starts or looks. So where it is not
     known who lives, a kernel must have run lately too.
     """
-    if sums.region is None or not any(sums.sm_percent):
+    if sums.region is None or not any(gpu.sm_percent for gpu in sums.region.gpus):
         return False
     return sums.knows_living or _is_recent(sums.region.last_kernel, now)
 

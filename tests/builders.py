@@ -7,7 +7,7 @@ import msgspec
 
 from agent.cluster import ALLOCATED, ContainerView, NodeLock, Phase, PodUid, PodView, Role
 from agent.hami.annotations import decode_pod_devices
-from agent.hami.region import MemoryUse, RegionState
+from agent.hami.region import MemoryUse, RegionGpu, RegionState
 from agent.ledger import ContainerEdits, ContainerKey, GrantedShare, Holder, KubeletEpoch, Row
 from agent.model import (
     MIB,
@@ -24,7 +24,7 @@ from agent.model import (
     slice_id,
     type_name,
 )
-from agent.usage import ContainerGpuUse, ContainerUse
+from agent.usage import ContainerUse
 
 NOON = dt.datetime(2026, 9, 1, 12, 0, 0, tzinfo=dt.UTC)
 """The moment at which tests begin."""
@@ -260,9 +260,9 @@ def a_granted_share(
 
 def a_gpu_use(
     uuid: str = G1, *, mib: int = 1500, sm_percent: int = 20, limit_mib: int = 3000
-) -> ContainerGpuUse:
+) -> RegionGpu:
     """The use of one GPU by one container."""
-    return ContainerGpuUse(
+    return RegionGpu(
         uuid=uuid,
         memory_limit=limit_mib * MIB,
         memory=MemoryUse(context=100 * MIB, buffer=(mib - 100) * MIB, total=mib * MIB),
@@ -271,7 +271,7 @@ def a_gpu_use(
 
 
 def a_container_use(
-    *gpus: ContainerGpuUse, at: dt.datetime = NOON, idle: dt.timedelta = dt.timedelta()
+    *gpus: RegionGpu, at: dt.datetime = NOON, idle: dt.timedelta = dt.timedelta()
 ) -> ContainerUse:
     """What one container uses, `idle` after its last kernel."""
     return ContainerUse(

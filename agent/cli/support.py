@@ -3,19 +3,16 @@
 import argparse
 import io
 import os
-import re
 import sys
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import agent
 from agent.cli.connections import add_socket, call
 from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, VERBS, NotThere, Subparsers, fail, parser_of
-from agent.errors import cap
-from agent.health.xids import xid_class, xid_name
 from agent.kit.timing import SystemClock
+from agent.web.runbook import entries, runbook_text
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -62,61 +59,21 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 """The line below answers that have ids."""
 
-_ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
-_HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
-"""A heading of an entry: its ids, and its title."""
-
-_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
-"""A link of Markdown, of which the text is shown."""
-
 
 def _runbook(args: argparse.Namespace) -> int:
     """Print the entry, or the ids; return the exit code."""
-    known = entries()
     if args.id is None:
+        known = entries()
         width = max(map(len, known))
         sys.stdout.writelines(f"{name:<{width}}  {title}\n" for name, (title, _) in known.items())
         return OK
 
-    asked = args.id.strip("[]").upper()  # as messages have it
-    text = next((text for name, (_, text) in known.items() if name.upper() == asked), "")
-    # All XIDs have one entry, and each a title of its own.
-    if of_xid := re.fullmatch("(?:H-|XID ?)?([0-9]{1,5})", asked):
-        number, text = int(of_xid[1]), known["H-NNN"][1].partition("\n")[2]
-        name = f"{xid_name(number)}; class {xid_class(number)}"
-        text = f"H-{number:03} XID {number}: {name}\n{text}"
-    if not text:
-        said = f"the runbook has no entry {cap(args.id, 64)}"
-        raise NotThere(f"{said}; `hami-agent runbook` lists all")
+    try:
+        sys.stdout.write(runbook_text(args.id))
+    except LookupError as error:
+        raise NotThere(error.args[0]) from error
 
-    sys.stdout.write(text)
     return OK
-
-
-def entries() -> Mapping[str, tuple[str, str]]:
-    """Title and text of each id, in the order of the runbook.
-
-    The text of a section without an id stands below each entry that refers to it.
-    """
-    home = Path(agent.__file__).parent
-    installed = home / "RUNBOOK.md"
-    text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
-    found: dict[str, tuple[str, str]] = {}
-    sections: dict[str, str] = {}
-    parts = re.split("^(?=##)", text, flags=re.MULTILINE)
-    for part in (part for part in parts if not _HEADING.match(part)):
-        # By the name that GitHub gives the heading in links.
-        words = re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lstrip("# "))
-        sections[f"#{words.lower().replace(' ', '-')}"] = part
-
-    for part in parts:
-        if heading := _HEADING.match(part):
-            whole = part + "".join(sections.get(place, "") for _, place in _LINK.findall(part))
-            plain = _LINK.sub(r"\1", whole).replace("### ", "").rstrip()
-            title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
-            found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))
-
-    return found
 
 
 # The archive.

@@ -37,13 +37,15 @@ class RegionProcess(msgspec.Struct, frozen=True):
 
 
 class RegionGpu(msgspec.Struct, frozen=True):
-    """One GPU of the container, in NVML's order there. `memory_limit`: bytes; 0: none.
+    """One GPU of the container, in NVML's order there, and the sums over processes, once summed.
 
-    `uuid`: empty where the library has not written it.
+    `uuid`: empty where the library has not written it. `memory_limit`: bytes; 0: none.
     """
 
     uuid: str
     memory_limit: int
+    memory: MemoryUse = MemoryUse()
+    sm_percent: int = 0
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -66,20 +68,16 @@ class Region(msgspec.Struct, frozen=True):
     def sums(self, alive: frozenset[int] | None = None) -> "RegionSums":
         """Sum over the processes whose PID is in `alive`; None: over all slots in use."""
         live = [one for one in self.processes if alive is None or one.pid in alive]
-        positions = range(len(self.gpus))
-        # Only of all processes together HAMi-core's numbers cannot be negative.
-        parts = ([one.memory[position] for one in live] for position in positions)
-        sums = (map(sum, zip(*part, strict=True)) for part in parts)
-        return RegionSums(
-            RegionState.READABLE,
-            msgspec.structs.replace(self, processes=()),
-            memory=tuple(MemoryUse(*(max(0, number) for number in one)) for one in sums),
-            sm_percent=tuple(
-                sum(one.sm_percent[position] for one in live) for position in positions
-            ),
-            processes=len(live),
-            knows_living=alive is not None,
-        )
+        gpus = list[RegionGpu]()
+        for position, gpu in enumerate(self.gpus):
+            sums = map(sum, zip(*(one.memory[position] for one in live), strict=True))
+            # Only of all processes together HAMi-core's numbers cannot be negative.
+            memory = MemoryUse(*(max(0, number) for number in sums))
+            percent = sum(one.sm_percent[position] for one in live)
+            gpus.append(RegionGpu(gpu.uuid, gpu.memory_limit, memory, percent))
+
+        region = msgspec.structs.replace(self, gpus=tuple(gpus), processes=())
+        return RegionSums(RegionState.READABLE, region, "", len(live), alive is not None)
 
 
 class RegionState(enum.StrEnum):
@@ -95,16 +93,13 @@ class RegionState(enum.StrEnum):
 class RegionSums(msgspec.Struct, frozen=True):
     """What is kept of a container's region: without its processes, and their sums.
 
-    - `reason`: why it is unreadable, one clause.
-    - `memory`, `sm_percent`: by GPU, as many as the region has GPUs.
-    - `processes`: how many were summed. `knows_living`: False: dead ones may be among them.
+    `reason`: why it is unreadable, one clause. `processes`: how many were summed.
+    `knows_living`: False: dead ones may be among them.
     """
 
     state: RegionState
     region: Region | None = None
     reason: str = ""
-    memory: tuple[MemoryUse, ...] = ()
-    sm_percent: tuple[int, ...] = ()
     processes: int = 0
     knows_living: bool = False
 
@@ -134,92 +129,45 @@ TRUNCATED: Final = "it became shorter while it was read"
 _LATEST: Final = int(dt.datetime.max.replace(tzinfo=dt.UTC).timestamp())
 
 
-class RegionOffsets(msgspec.Struct, frozen=True):
+class RegionOffsets:
     """Where the fields of one layout are, in bytes. All numbers are little-endian.
 
     - `layout`: v0, v1.1, v1.1s or v1.2. Only HAMi 2.8.1 writes v1.1s: a second semaphore moves
       every later field.
-    - `size`: of the struct; libvgpu.so makes the file one byte longer.
     - `version`: the words at offsets 4 and 8; None: the layout has none.
-    - `gpu_count`: of the number of GPUs, a u64. `memory_limits` and `core_limits`: u64 each.
+    - `size`: of the struct; libvgpu.so makes the file one byte longer.
+    - `gpu_count`: of the number of GPUs, a u64.
     - `tail`: of the process count, utilisation switch, recent_kernel and priority. Except in v0,
       the time of the last kernel follows.
-    - `slot_size`: of one slot; `used`, `utilisation`, `status` and `seqlock` are offsets in it.
-    - `memory_size`, `utilisation_size`: of one GPU's part.
+    - `slot_size`: of one slot; `used`, `utilisation` and `status` are offsets in it;
+      `memory_size`, `utilisation_size`: of one GPU's part. `slot` has four of them.
+
+    Tests compare all of them with offsetof() of HAMi-core's compiled structs.
     """
 
-    layout: str
-    size: int
-    version: tuple[int, int] | None
-    gpu_count: int
-    uuids: int
-    memory_limits: int
-    core_limits: int
-    slots: int
-    tail: int
-    slot_size: int
-    used: int
-    memory_size: int
-    utilisation: int
-    utilisation_size: int
-    status: int
-    seqlock: int | None = None
+    def __init__(
+        self,
+        layout: str,
+        version: tuple[int, int] | None,
+        size: int,
+        gpu_count: int,
+        slot: tuple[int, int, int, int],
+    ) -> None:
+        self.layout, self.version, self.size, self.gpu_count = layout, version, size, gpu_count
+        self.slot_size, self.used, self.memory_size, self.utilisation_size = slot
+        self.uuids = gpu_count + 8
+        self.memory_limits = self.uuids + MAX_GPUS * UUID_SIZE
+        self.slots = self.memory_limits + 2 * MAX_GPUS * 8  # after the limits of the cores
+        self.tail = self.slots + MAX_PROCESSES * self.slot_size
+        # Between them is the memory that NVML reports of the process; the agent does not read it.
+        self.utilisation = self.used + MAX_GPUS * (self.memory_size + 8)
+        self.status = self.utilisation + MAX_GPUS * self.utilisation_size
 
 
-# Source: offsetof() of HAMi-core's compiled structs.
-V0: Final = RegionOffsets(
-    layout="v0",
-    size=1197896,
-    version=None,
-    gpu_count=48,
-    uuids=56,
-    memory_limits=1592,
-    core_limits=1720,
-    slots=1848,
-    tail=1197880,
-    slot_size=1168,
-    used=8,
-    memory_size=40,
-    utilisation=776,
-    utilisation_size=24,
-    status=1160,
-)
-V1_1: Final = RegionOffsets(
-    layout="v1.1",
-    size=2008952,
-    version=(1, 1),
-    gpu_count=56,
-    uuids=64,
-    memory_limits=1600,
-    core_limits=1728,
-    slots=1856,
-    tail=2008896,
-    slot_size=1960,
-    used=8,
-    memory_size=64,
-    utilisation=1160,
-    utilisation_size=48,
-    status=1928,
-)
-V1_1S: Final = RegionOffsets(
-    layout="v1.1s",
-    size=2008984,
-    version=(1, 1),
-    gpu_count=88,
-    uuids=96,
-    memory_limits=1632,
-    core_limits=1760,
-    slots=1888,
-    tail=2008928,
-    slot_size=1960,
-    used=16,
-    memory_size=64,
-    utilisation=1168,
-    utilisation_size=48,
-    status=1936,
-    seqlock=8,
-)
-V1_2: Final = msgspec.structs.replace(V1_1, layout="v1.2", version=(1, 2), seqlock=1936)
+V0: Final = RegionOffsets("v0", None, 1197896, 48, (1168, 8, 40, 24))
+V1_1: Final = RegionOffsets("v1.1", (1, 1), 2008952, 56, (1960, 8, 64, 48))
+V1_1S: Final = RegionOffsets("v1.1s", (1, 1), 2008984, 88, (1960, 16, 64, 48))
+V1_2: Final = RegionOffsets("v1.2", (1, 2), 2008952, 56, (1960, 8, 64, 48))
 LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)
 
 

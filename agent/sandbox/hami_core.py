@@ -38,23 +38,30 @@ _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _NUMBER: Final = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _PURPOSES: Final = {"context": 0, "module": 8, "data": 16}
 _TOTAL: Final = 32
+CORE_LIMITS: Final = 8 * MAX_GPUS
+"""From the memory limits to the limits of the cores."""
 
 
 class HamiCoreLibrary(msgspec.Struct, frozen=True):
     """The libvgpu.so of some releases of HAMi.
 
     - `semaphores`: the offsets of the region's semaphores.
-    - `is_seqlocked`: from 2.8.1 on: a process that ends leaves its slot, and a launch that needs no
-      limit does not wait.
+    - `seqlock`: the offset in a slot, from 2.8.1 on. A process that ends then leaves its slot, and
+      a launch that needs no limit does not wait.
     - `is_latched`: a process obeys the utilisation switch of its start.
     - `is_losing`: a process does not notice that its own first sweep moved its slot.
     """
 
     offsets: RegionOffsets
     semaphores: tuple[int, ...]
-    is_seqlocked: bool = False
+    seqlock: int | None = None
     is_latched: bool = False
     is_losing: bool = False
+
+    @property
+    def is_seqlocked(self) -> bool:
+        """Whether it has a seqlock."""
+        return self.seqlock is not None
 
     def is_limited(self, core_limit: int, policy: str, *, at_start: bool, now: bool) -> bool:
         """Whether a launch takes tokens. The last two: the switch at the process's start, and now.
@@ -76,10 +83,8 @@ class HamiCoreLibrary(msgspec.Struct, frozen=True):
 
 HAMI_2_4_0: Final = HamiCoreLibrary(V0, (16,))
 HAMI_2_8_0: Final = HamiCoreLibrary(V1_1, (24,))
-HAMI_2_8_1: Final = HamiCoreLibrary(
-    V1_1S, (24, 56), is_seqlocked=True, is_latched=True, is_losing=True
-)
-HAMI_2_8_2: Final = HamiCoreLibrary(V1_2, (24, 2008920), is_seqlocked=True, is_latched=True)
+HAMI_2_8_1: Final = HamiCoreLibrary(V1_1S, (24, 56), seqlock=8, is_latched=True, is_losing=True)
+HAMI_2_8_2: Final = HamiCoreLibrary(V1_2, (24, 2008920), seqlock=1936, is_latched=True)
 HAMI_2_9_0: Final = msgspec.structs.replace(HAMI_2_8_2, is_latched=False)
 
 
@@ -119,7 +124,7 @@ class HamiCoreRegion:
         limits = [_limit(environment, MEMORY_LIMIT, i) for i in range(MAX_GPUS)]
         self.put(offsets.memory_limits, "16Q", *limits)
         limits = [_limit(environment, CORE_LIMIT, i) or 100 for i in range(MAX_GPUS)]
-        self.put(offsets.core_limits, "16Q", *limits)
+        self.put(offsets.memory_limits + CORE_LIMITS, "16Q", *limits)
         for semaphore in self.library.semaphores:
             self.put(semaphore, "III", 1, 0, 0x80)
         priority = re.match(r"\s*[+-]?\d+", environment.get(PRIORITY, "1"))
@@ -236,8 +241,8 @@ class HamiCoreProcess:
 
     def _lock(self) -> None:
         """Make the seqlock odd, or even again."""
-        if self._offsets.seqlock is not None:
-            seqlock = self._slot + self._offsets.seqlock
+        if (offset := self._region.library.seqlock) is not None:
+            seqlock = self._slot + offset
             self._region.put(seqlock, "Q", self._region.get(seqlock, "Q") + 1)
 
     def die_while_writing(self, gpu: int, size: int) -> None:
@@ -263,7 +268,7 @@ class HamiCoreProcess:
         if self._offsets.version:
             region.put(self._offsets.tail + 16, "Q", int(now.timestamp()))
         is_limited = region.library.is_limited(
-            region.get(self._offsets.core_limits + 8 * gpu, "Q"),
+            region.get(self._offsets.memory_limits + CORE_LIMITS + 8 * gpu, "Q"),
             self._policy,
             at_start=self._latched,
             now=self._is_limiting(),

@@ -17,6 +17,7 @@ from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, ope
 from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.stage import plain
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.state import decode_state
 from tests.bench import toll
 from tests.bench.allocates import Spent, a_pod, by_step, spent, under_load
 from tests.bench.figures import Figure, percentile
@@ -242,6 +243,7 @@ async def _allocates(cluster: SandboxCluster) -> list[Figure]:
     directory.mkdir()
     sums = [Spent()]
     tolls: list[toll.Toll] = []
+    written: list[int] = []
     arguments = str(directory), str(places.pod_resources / "kubelet.sock")
     async with beside("tests.bench.toll", *arguments) as (told, said):
         for number in range(PODS):
@@ -253,9 +255,16 @@ async def _allocates(cluster: SandboxCluster) -> list[Figure]:
                     disk, question = map(float, (await said.readline()).split())
             sums.append(await spent(cluster, number + 1))
             tolls.append((disk, question))
+            written.append(decode_state((places.state / "state.json").read_bytes()).generation)
     # The first of each has to find its way.
     took = [now.since(before) for before, now in pairwise(sums[1:])]
-    return [*toll.figures([one.total for one in took], tolls[1:]), *by_step(took)]
+    writes = [float(after - before) for before, after in pairwise(written)]
+    how = "generations of state.json from one settled pod to the next"
+    return [
+        *toll.figures([one.total for one in took], tolls[1:]),
+        *by_step(took),
+        Figure("writes_per_pod", "writes of the state, until a pod is settled", "", writes, how),
+    ]
 
 
 async def allocates() -> list[Figure]:

@@ -5,16 +5,17 @@ import datetime as dt
 from pathlib import Path
 
 import msgspec
+from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.cluster import PodUid, Role
-from agent.hami.region import MemoryUse, RegionState
-from agent.kit.timing import Durations, Tally
+from agent.hami.region import MemoryUse, RegionGpu, RegionState
+from agent.kit.timing import Tally
 from agent.ledger import Holder, Ledger
 from agent.model import NO_INDEX, Condition, GpuSample, Share, SliceGroup, SliceList, slice_id
 from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
-from agent.usage import ContainerGpuUse, ContainerUse
+from agent.usage import ContainerUse
 from agent.web.metrics import AgentCollector, metrics_page
 from tests.builders import (
     NODE,
@@ -181,10 +182,10 @@ def counts():
     started = Tally("registrations_total", "Register calls.", ("trigger",), expected=[("new",)])
     for trigger in ("start", "start", 'quote " and\nline'):
         started.add(trigger)
-    waits = Durations("rpc_duration_seconds", "Calls.", ("code",), (0.5,))
-    waits.observe(0.25, "OK")
-    waits.observe(4.0, "OK")
-    waits.observe(1.0, "UNKNOWN")
+    named: dict = {"namespace": "hami_agent", "buckets": (0.5,), "registry": None}
+    waits = Histogram("rpc_duration_seconds", "Calls.", ("code",), **named)
+    for seconds, code in ((0.25, "OK"), (4.0, "OK"), (1.0, "UNKNOWN")):
+        waits.labels(code).observe(seconds)
     gauge = ("hook_available_inodes", "Free inodes.", lambda: float("inf"))
     errors = Tally("checkpoint_errors", "Failed writes.")
     return (xids, started, errors), (waits,), (gauge,)
@@ -193,7 +194,7 @@ def counts():
 def a_gpu_use(index=0, *, uuid=None, total=0, memory_limit=0, sm_percent=0):
     """What a container uses of one GPU."""
     name = a_uuid(index) if uuid is None else uuid
-    return ContainerGpuUse(name, memory_limit, MemoryUse(total=total), sm_percent)
+    return RegionGpu(name, memory_limit, MemoryUse(total=total), sm_percent)
 
 
 def a_use(*gpus, **more):

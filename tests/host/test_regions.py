@@ -433,7 +433,7 @@ async def test_one_region_is_in_memory_at_a_time(hook, offsets, gpus, processes)
 
     assert held < 2**20
     assert most < 12 * 2**20
-    assert {gpus} == {len(each.memory) for each in readings.values() if each.region}
+    assert {gpus} == {len(each.region.gpus) for each in readings.values() if each.region}
 
 
 def full_region(offsets, gpus, processes):

@@ -98,7 +98,7 @@ def test_a_fresh_region_has_the_values_of_the_environment(tmp_path, case):
     assert case["priority"] == region.get(offsets.tail + 12, "i")
     assert case.get("limit0", 0) == region.get(offsets.memory_limits, "Q")
     for index, percent in enumerate(case.get("sm_limit", ())):
-        assert percent == region.get(offsets.core_limits + 8 * index, "Q")
+        assert percent == region.get(offsets.memory_limits + 8 * (16 + index), "Q")
     assert (1, 2) == (region.get(offsets.tail + 4, "i"), region.get(offsets.tail + 8, "i"))
 
 
