@@ -140,7 +140,6 @@ LOOK_SECONDS: Final = 1.0
 READ_WITHIN: Final = 60.0
 """Seconds. HAMi's schedulers look at a Node every 15 s."""
 
-LOCK_LONG: Final = 60.0
 LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
 
@@ -184,12 +183,11 @@ class Checked(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-class NodeSeen(msgspec.Struct, eq=False):
+class NodeSeen(msgspec.Struct, frozen=True, eq=False):
     """What is at hand of a node.
 
     - `agent`: its status, or why it does not answer; None: before the first start.
     - `reader`: the account may only read, and is not the agent's.
-    - `plugins`: pods of other plugins for NVIDIA GPUs, as the look at the cluster found them.
     """
 
     settings: Settings
@@ -197,7 +195,6 @@ class NodeSeen(msgspec.Struct, eq=False):
     groups: frozenset[str] = EVERY
     agent: StatusDocument | Finding | None = None
     reader: bool = False
-    plugins: tuple[str, ...] = ()
 
 
 Row: TypeAlias = tuple[object, Verdict, *tuple[str, ...]]
@@ -295,9 +292,8 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
-        read = ask(
-            way, "hami-agent doctor", lambda api: NodeReader(api, args.node).by_agent(*words)
-        )
+        name = "hami-agent doctor"  # for the API server
+        read = ask(way, name, lambda api: NodeReader(api, args.node).by_agent(*words))
 
     try:
         return open_envelope(read, kind, Checked)[0].findings
@@ -600,11 +596,8 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
     paths = seen.settings.paths
     found = judge_path(paths.plugins, "P-KUBELET", made=False)
     if found.verdict == "ok":
-        row: Row = (
-            not paths.kubelet_socket.is_socket(),
-            "wrong",
-            "no socket of a kubelet is there",
-        )
+        is_missing = not paths.kubelet_socket.is_socket()
+        row: Row = (is_missing, "wrong", "no socket of a kubelet is there")
         found = judged("P-KUBELET", paths.kubelet_socket, "the kubelet's socket is there", row)
 
     yield found
@@ -630,11 +623,10 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
 
 
 async def _plugins(seen: NodeSeen) -> AsyncIterator[Finding]:
-    """Other plugins for these GPUs that run here, as pods or behind sockets."""
+    """The sockets behind which other plugins for these GPUs answer here."""
     paths, takeover = seen.settings.paths, seen.settings.takeover
     found = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    theirs = [*(f"pod {pod}" for pod in seen.plugins)]
-    theirs += [one.path for one in found if one.alive and one.theirs]
+    theirs = [one.path for one in found if one.alive and one.theirs]
     said = f"another device plugin runs on this node: {', '.join(theirs)}"
     yield judged(
         "P-PLUGIN",
@@ -696,7 +688,6 @@ def judge_lock(node: str, lock: LockStatus, now: dt.datetime) -> Finding:
         said,
         (lock.since is None, "wrong", unread, remove),
         (seconds > LOCK_EXPIRES, "wrong", said, f"if its pod does not exist, {remove}"),
-        (seconds > LOCK_LONG, "note", said),
     )
 
 
@@ -704,7 +695,7 @@ def judge_lock(node: str, lock: LockStatus, now: dt.datetime) -> Finding:
 
 
 async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
-    """The rights of this account at the API server, the plugins here, and the Node."""
+    """The rights of this account at the API server, and the Node."""
     settings, now = seen.settings, SystemClock().now()
     if settings.plain is not None:
         return
@@ -737,14 +728,12 @@ async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
 
 
 async def _rights(seen: NodeSeen, reader: NodeReader, server: str) -> Finding:
-    """The rights of this account. It also notes the other plugins."""
+    """The rights of this account; that to read a pod is asked by the name of one."""
     wanted = rights(seen.settings.node, node_condition=seen.settings.node_condition)
     unasked = [one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}]
     denied = [one for one in wanted if one not in unasked and not await reader.granted(one)]
     if all(one.words != "list pods" for one in denied):
-        pods = await reader.pods(decode_listed)
-        seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in pods if pod.is_other_plugin)
-        for pod in pods[:1]:
+        for pod in (await reader.pods(decode_listed))[:1]:
             right = Right("get", "pods", pod.name, pod.namespace)
             denied += [] if await reader.granted(right) else [right]
 
@@ -799,7 +788,6 @@ def judge_report(node: NodeSight, profile: ReportProfile, now: dt.datetime) -> F
 LOOKS: Final[Sequence[tuple[set[str], Callable[[NodeSeen], AsyncIterator[Finding]]]]] = (
     ({"driver"}, _driver),
     ({"kubelet"}, _kubelet),
-    # Pods of other plugins are read with the Node.
     ({"kubelet", "api", "scheduler"}, _cluster),
     ({"kubelet"}, _plugins),
     ({"library"}, _library),

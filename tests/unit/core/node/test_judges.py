@@ -117,8 +117,7 @@ SCHEDULER: list[Case] = [
     (handshake("", JSON, NONE_HEALTHY), ["P-REPORT ok|offers no slice"]),
     (handshake("", COLON), ["P-REPORT ok"]),  # there the agent stamps it
     (lock(None, "\x1b?"), ["P-LOCK wrong|cannot be read|kubectl annotate node"]),
-    (lock(59), ["P-LOCK ok|by demo/late for 59 s"]),
-    (lock(61), ["P-LOCK note|by demo/late for 61 s"]),
+    (lock(299), ["P-LOCK ok|by demo/late for 4 min"]),
     (lock(301), ["P-LOCK wrong|for 5 min|kubectl annotate node"]),
     (lock(301, ""), ["P-LOCK wrong|nobody named"]),
 ]
