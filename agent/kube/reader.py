@@ -53,8 +53,6 @@ from agent.ports import Clock
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
 
 JsonObject = Mapping[str, Any]
-PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
-"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -98,7 +96,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     """A pod of a list, with what commands say of it.
 
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
-    - `is_other_plugin`: it is another plugin for NVIDIA GPUs, by its name or component.
     - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
     - `shares`: its devices annotation.
     - `inits`: how many init containers it has; `has_passed_init`: all have ended well.
@@ -111,7 +108,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     phase: str = "Pending"
     is_deleted: bool = False
     is_plugin: bool = False
-    is_other_plugin: bool = False
     uid: str = ""
     chosen: str = ""
     shares: str = ""
@@ -239,7 +235,6 @@ def decode_listed(pod: JsonObject) -> ListedPod:
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     inits = objects_in(status, "initContainerStatuses")
     codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
-    words = text_in(metadata, "name"), text_in(metadata, "labels", "app.kubernetes.io/component")
     # Labels are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
     paths = (text_in(volume, "hostPath", "path") for volume in objects_in(spec, "volumes"))
@@ -255,7 +250,6 @@ def decode_listed(pod: JsonObject) -> ListedPod:
         phase=text_in(status, "phase") or "Pending",
         is_deleted=bool(metadata.get("deletionTimestamp")),
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
-        is_other_plugin=any(plugin in word for plugin in PLUGINS for word in words),
         uid=text_in(metadata, "uid"),
         chosen=text_in(metadata, "annotations", VGPU_NODE),
         shares=text_in(metadata, "annotations", ALLOCATED),
