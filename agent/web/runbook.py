@@ -11,18 +11,13 @@ from agent.errors import cap
 from agent.health.judge import xid_class, xid_name
 
 _ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
-
 _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
 """A heading of an entry: its ids, and its title."""
-
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 """A link of Markdown, of which the text is shown."""
-
 _INNER: Final = re.compile(r"\]\(#([^)\s]+)\)")
 """A link to a section of the runbook."""
-
 _XID: Final = re.compile("(?:h-|xid ?)?([0-9]{1,5})")
-
 _OF_ALL_XIDS: Final = "h-nnn"
 """The entry of XIDs that have none of their own."""
 
