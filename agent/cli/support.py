@@ -5,11 +5,10 @@ import io
 import os
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent import __version__
 from agent.cli.connections import add_socket, call
 from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, VERBS, NotThere, Subparsers, fail, parser_of
 from agent.kit.timing import SystemClock
@@ -55,8 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
     del environ
-    act = {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb]
-    return act(args)
+    return {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb](args)
 
 
 # The runbook.
@@ -99,31 +97,32 @@ def _bundle(args: argparse.Namespace) -> int:
     """Write the archive and print its name; return the exit code."""
     now = SystemClock().now()
     path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
-    answers = {name: call(args.socket, "GET", target, DEADLINE) for name, target in PARTS.items()}
-    # /readyz may answer 503.
-    files = {
-        name: text.encode() for name, (status, text) in answers.items() if status in {200, 503}
-    }
-    files["bundle.txt"] = f"hami-agent {__version__}\n".encode()
+    files: dict[str, str] = {}
+    missing: list[str] = []
+    for name, target in PARTS.items():
+        status, text = call(args.socket, "GET", target, DEADLINE)
+        if status in {200, 503}:  # the second of /readyz
+            files[name] = text
+        else:
+            missing.append(f"missing: {name}: {target} answered {status}")
+
     try:
         # Never over an archive that is there, and for its owner alone: it names pods.
         with (
             open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
             tarfile.open(fileobj=file, mode="w:gz") as archive,
         ):
-            for name, content in files.items():
-                member = tarfile.TarInfo(f"hami-agent/{name}")
+            for name, text in files.items():
+                member, content = tarfile.TarInfo(f"hami-agent/{name}"), text.encode()
                 member.size, member.mtime, member.mode = len(content), int(now.timestamp()), 0o600
                 archive.addfile(member, io.BytesIO(content))
-    except FileExistsError:
-        return fail("bundle", f"{path} exists already: choose another --file", UNWRITTEN)
     except OSError as error:
-        return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
+        said = f"{path} cannot be written: {error.strerror}; choose another --file"
+        return fail("bundle", said, UNWRITTEN)
 
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
-    missing = answers.keys() - files.keys()
-    for name in (name for name in PARTS if name in missing):
-        fail("bundle", f"missing: {name}: {PARTS[name]} answered {answers[name][0]}", INCOMPLETE)
+    for said in missing:
+        fail("bundle", said, INCOMPLETE)
 
     return INCOMPLETE if missing else OK
 
@@ -164,48 +163,39 @@ complete -c hami-agent -a '(__hami_agent)'
 def _complete(args: argparse.Namespace) -> int:
     """Print the script, or what may stand for the last of the words; return the exit code."""
     # argparse removes the first `--` of the words, or none in later versions of Python.
-    if words := args.words[args.words[:1] == ["--"] :]:
-        sys.stdout.writelines(f"{word}\n" for word in may_follow(words))
-    else:
-        sys.stdout.write(SCRIPTS[args.shell])
-
+    words = args.words[args.words[:1] == ["--"] :]
+    found = "".join(f"{word}\n" for word in may_follow(words)) if words else SCRIPTS[args.shell]
+    sys.stdout.write(found)
     return OK
 
 
-def may_follow(words: Sequence[str]) -> list[str]:
+def may_follow(words: Sequence[str]) -> Iterable[str]:
     """What may stand for the last of the words that are typed; nothing: any value, or a file."""
     *before, typed = words
     if not before:
-        return list(VERBS)
-
+        return VERBS
     if before[0] not in VERBS:
-        return []
+        return ()
 
-    actions = _shown(parser_of(before[0]))
+    actions = parser_of(before[0])._actions  # noqa: SLF001 -- argparse has no public list
     for word in before:
-        sub = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
-        if sub and word in sub[0].choices:
-            actions = _shown(sub[0].choices[word])
+        for action in actions:
+            # Only the parser of a verb of two words has other parsers for choices.
+            if isinstance(action.choices, dict) and word in action.choices:
+                actions = action.choices[word]._actions  # noqa: SLF001
 
-    for action in actions:
+    shown = [action for action in actions if action.help != argparse.SUPPRESS]
+    for action in shown:
         # A switch may stand alone, so another word may follow it.
         takes_value = action.nargs != 0 and (action.nargs != "?" or action.choices)
         if before[-1] in action.option_strings and takes_value:
             return _values(action)
 
     if typed.startswith("-"):
-        return [option for action in actions for option in action.option_strings]
+        return [option for action in shown for option in action.option_strings]
 
-    return [value for one in actions if not one.option_strings for value in _values(one)]
-
-
-def _values(action: argparse.Action) -> list[str]:
-    if action.metavar == "ID":
-        return list(entries())
-
-    return [str(choice) for choice in action.choices or ()]
+    return [value for one in shown if not one.option_strings for value in _values(one)]
 
 
-def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    every = parser._actions  # noqa: SLF001 -- argparse has no public list
-    return [action for action in every if action.help != argparse.SUPPRESS]
+def _values(action: argparse.Action) -> Iterable[str]:
+    return entries() if action.metavar == "ID" else map(str, action.choices or ())

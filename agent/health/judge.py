@@ -160,7 +160,6 @@ def xid_label(number: int) -> str:
 
 _ALL: Final = frozenset({"all", "xids"})
 _EVERY_XID: Final = 0
-
 PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
 """The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
 
@@ -175,7 +174,6 @@ def read_switches(disable: str, enable: str) -> Mapping[int, bool]:
     """
     if not disable.strip() and not enable.strip():
         return {}
-
     skipped = dict.fromkeys((*_items(disable), *PLUGINS_SKIP), True)
     return skipped | dict.fromkeys(_items(enable), False)
 
@@ -233,8 +231,7 @@ class HealthSettings(msgspec.Struct, frozen=True):
             f"{HOW}",
         ),
     ] = 600.0
-    passes: int = 3
-    """How many probes must pass since the last bad report."""
+    passes: int = 3  # how many probes must pass since the last bad report
     probe_interval: Annotated[
         float,
         Field("health.probePeriod", duration(0.1, 3600), f"Time between probes of a GPU. {HOW}"),
@@ -249,10 +246,8 @@ class HealthSettings(msgspec.Struct, frozen=True):
         ),
     ] = 7200.0
     probe_deadline: float = 2.0
-    gather: float = 0.005
-    """How long a report waits for others of the same failure."""
-    coalesce: float = 0.05
-    """Changes within this time after a list are one list."""
+    gather: float = 0.005  # how long a report waits for others of the same failure
+    coalesce: float = 0.05  # changes within this time after a list are one list
     xids: Annotated[
         Mapping[int, XidClass],
         Field(
@@ -312,8 +307,10 @@ def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
 
 # What becomes of the health after a report.
 
+Time = dt.datetime
+
+# Seconds: a probe that fails within this time after a counted failure is the same failure.
 SAME_HICCUP: Final = 4.0
-"""Seconds. A probe that fails within this time after a counted failure is the same failure."""
 
 _REBOOT: Final = ("reboot of the node", Action.REBOOT)
 _RESET: Final = ("reset", Action.RESET)
@@ -327,22 +324,10 @@ WANTS: Final = {
 }
 """What the GPU needs by the driver's recovery action. All others concern no GPU alone."""
 
-HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
-"""Causes that a boot does not certainly remove."""
-
+# From the least severe to the most severe.
 _RANK: Final = (Condition.OK, Condition.WATCH, Condition.UNMONITORED, Condition.BAD, Condition.LOST)
-"""From the least severe to the most severe."""
-
-_ENDS: Final[dict[str, str]] = {
-    Cause.RELEASED: "`hami-agent recheck` has to take it back",
-    Cause.FABRIC: "it has to join the fabric of its NVSwitches: check nvidia-fabricmanager",
-    Condition.LOST: "the driver has to reach it again: reboot the node",
-    Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
-}
-"""What ends these two causes, or else a condition, that no cool-down ends."""
 
 UNNAMED: Final = " on a GPU that the driver cannot name"
-BEFORE: Final = "before the boot: "
 _STEPS: Final[dict[str, str]] = {
     Condition.LOST: "if this lasts, reboot the node",
     Action.RESET: "reset it or reboot the node",
@@ -356,7 +341,7 @@ RELIEVED: Final = "it needs no reset any more and is served again after its cool
 
 def verdict(
     condition: Condition,
-    now: dt.datetime,
+    now: Time,
     cause: str,
     runbook: str,
     reason: str,
@@ -387,7 +372,7 @@ def verdict(
 
 
 def judge(
-    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
+    health: Health, report: DriverEvent | Probe, now: Time, settings: HealthSettings
 ) -> Health:
     """The health of one GPU after a report about it. Returns `health` itself if nothing changes.
 
@@ -406,10 +391,9 @@ def judge(
     if fresh.ill and not health.ill:
         # A GPU that fails every hour would otherwise be served for most of the hour, and take the
         # pods of each time with it.
-        soon = recovered_at is not None and (
-            (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
-        )
-        bouts, recovered_at = (bouts + 1 if soon else 1), None
+        longest = max(settings.quiet, settings.longest_quiet)
+        is_soon = recovered_at is not None and (now - recovered_at).total_seconds() < longest
+        bouts, recovered_at = (bouts + 1 if is_soon else 1), None
     elif health.ill and not fresh.ill:
         recovered_at = now
 
@@ -417,13 +401,13 @@ def judge(
     return health if fresh == health else fresh
 
 
-def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+def aged(health: Health, now: Time, settings: HealthSettings) -> Health:
     """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
     is_over = health.silent and health.serving and seconds(health, now) >= settings.driver_hang
     return replace(health, serving=False) if is_over else health
 
 
-def switched_off(now: dt.datetime) -> Health:
+def switched_off(now: Time) -> Health:
     """The health of every GPU when health checks are switched off."""
     text = "health checks are switched off in the settings"
     return verdict(Condition.UNMONITORED, now, Cause.OFF, "H-OFF", text, action=Action.NONE)
@@ -435,25 +419,17 @@ def quiet_time(health: Health, settings: HealthSettings) -> float:
     return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
 
 
-def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
-    """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
-    if health.condition is Condition.OK or health.cause == Cause.OFF:
+def missing(health: Health, now: Time, settings: HealthSettings) -> tuple[str, ...]:
+    """What its cool-down still needs, in words. Where none ends it, its text says what does."""
+    is_cooling = health.condition in {Condition.WATCH, Condition.BAD} and not health.needs_reset
+    if not is_cooling or health.cause == Cause.FABRIC:
         return ()
 
-    # The cause of a GPU that was lost and is back is spelled as the condition LOST.
-    has_own_end = health.cause in {Cause.RELEASED, Cause.FABRIC}
-    end = _ENDS.get(health.cause if has_own_end else health.condition)
-    if end or health.needs_reboot:
-        return (end or "a reboot of the node",)
-
-    needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
-    rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
-    if (rest := quiet_time(health, settings) - rested) > 0:
+    needs = []
+    if (rest := quiet_time(health, settings) - seconds(health, now)) > 0:
         needs.append(f"{rest:.0f} s more without a bad report")
-
     if (probes := settings.passes - health.passed_probes) > 0:
         needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
-
     return tuple(needs)
 
 
@@ -476,7 +452,7 @@ def gravity(health: Health) -> int:
     return 3 * _RANK.index(health.condition) + health.needs_reset + health.needs_reboot
 
 
-def seconds(health: Health, now: dt.datetime) -> float:
+def seconds(health: Health, now: Time) -> float:
     """Seconds since the cool-down began."""
     return (now - (health.quiet_since or health.since)).total_seconds()
 
@@ -484,9 +460,7 @@ def seconds(health: Health, now: dt.datetime) -> float:
 # Events of the driver.
 
 
-def _on_event(
-    health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
-) -> Health:
+def _on_event(health: Health, event: DriverEvent, now: Time, settings: HealthSettings) -> Health:
     xid = event.xid or 0
     kind = xid_class(xid, settings) if event.kind is EventKind.XID else XidClass.NEEDS_RESET
 
@@ -504,10 +478,8 @@ def _on_event(
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
         action = Action.REBOOT if is_off else Action.WAIT
         condition, needs = CONSEQUENCES[kind]
-        text = f"XID {xid}: {xid_name(xid)}"
-        found = verdict(
-            condition, now, Cause.XID, f"H-{xid:03d}", text, xid=xid, needs=needs, action=action
-        )
+        told = partial(verdict, condition, now, Cause.XID, f"H-{xid:03d}", xid=xid)
+        found = told(f"XID {xid}: {xid_name(xid)}", needs=needs, action=action)
 
     if event.uuid is None:
         # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the
@@ -536,14 +508,13 @@ def worse(health: Health, fresh: Health) -> Health:
     if health.condition is Condition.LOST and fresh.needs_reset:
         # Either the report is a late echo, or the GPU was back already and needs another reset. If
         # the next probe still finds the GPU lost, it was an echo.
-        return replace(
-            known, needs_reset=True, needs_reboot=health.needs_reboot or fresh.needs_reboot
-        )
+        is_boot_due = health.needs_reboot or fresh.needs_reboot
+        return replace(known, needs_reset=True, needs_reboot=is_boot_due)
 
     return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
 
 
-def again(health: Health, now: dt.datetime) -> Health:
+def again(health: Health, now: Time) -> Health:
     """The same health with its cool-down restarted. Reports within 1 s count as one.
 
     The cool-down of a GPU that needs a reset begins when that need ends.
@@ -551,16 +522,14 @@ def again(health: Health, now: dt.datetime) -> Health:
     is_counted = health.needs_reset or seconds(health, now) < 1.0
     if health.condition is Condition.LOST or (is_counted and health.passed_probes == 0):
         return health
-
-    return replace(
-        health, quiet_since=health.quiet_since if health.needs_reset else now, passed_probes=0
-    )
+    since = health.quiet_since if health.needs_reset else now
+    return replace(health, quiet_since=since, passed_probes=0)
 
 
 # Probes.
 
 
-def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+def _on_probe(health: Health, probe: Probe, now: Time, settings: HealthSettings) -> Health:
     told = partial(verdict, Condition.UNMONITORED, now, action=Action.INSPECT)
     match probe.outcome:
         case ProbeOutcome.PASSED:
@@ -588,9 +557,7 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
             return told(Cause.DRIVER, "H-SILENT", text, xid=health.xid)
 
 
-def _on_passed(
-    health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthSettings
-) -> Health:
+def _on_passed(health: Health, signs: GpuSigns, now: Time, settings: HealthSettings) -> Health:
     is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
     if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
         return health
@@ -617,7 +584,7 @@ def _on_passed(
     return replace(known, passed_probes=passed)
 
 
-def _on_failed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+def _on_failed(health: Health, probe: Probe, now: Time, settings: HealthSettings) -> Health:
     """A failed probe makes a GPU watched, and another one within its cool-down makes it bad."""
     if health.ill:
         return again(health, now)
@@ -642,7 +609,7 @@ def is_failing(health: Health) -> bool:
     return health.cause == Cause.PROBE or health.runbook == RUNBOOK
 
 
-def _on_refused(health: Health, now: dt.datetime) -> Health:
+def _on_refused(health: Health, now: Time) -> Health:
     """The driver refuses calls until the GPU is reset.
 
     That replaces an earlier need for a reset, because a later answer proves one, but no reboot.
@@ -650,18 +617,16 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
         is_lost = health.condition is Condition.LOST
         return again(_on_recovered(health, now) if is_lost else health, now)
-
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refused calls for it{after}"
     runbook, needs = _incident(health, "H-RESET"), Action.RESET
     return verdict(Condition.BAD, now, Cause.REFUSED, runbook, text, xid=health.xid, needs=needs)
 
 
-def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
+def _on_lost(health: Health, probe: Probe, now: Time) -> Health:
     if health.condition is Condition.LOST:
         # A reset that was asked for meanwhile was an echo.
         return replace(health, needs_reset=health.needs_reset and health.needs_reboot)
-
     # Being back implies a reset, but nobody can reset what the driver does not reach: "GPU is lost.
     # Reboot the system to recover this GPU" (nvidia-smi).
     needs = Action.REBOOT if health.needs_reboot else Action.NONE
@@ -673,15 +638,14 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     return told(Condition.LOST, now, Cause.LOST, runbook, text)
 
 
-def _on_recovered(health: Health, now: dt.datetime) -> Health:
+def _on_recovered(health: Health, now: Time) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     said, needs = "it was lost and is back", _need(health)
-    back = verdict(
-        Condition.BAD, now, Cause.LOST, health.runbook, said, xid=health.xid, needs=needs
-    )
-    # Its last text asked for a reboot: the new one has to say that nothing is to be done.
-    text = _sentence(said, COOLING, back.runbook) if needs is Action.NONE else back.text
-    return replace(back, passed_probes=1, text=text)
+    if needs is Action.NONE:
+        # Its last text asked for a reboot: the new one has to say that nothing is to be done.
+        said = f"{said}; {COOLING}"
+    told = partial(verdict, Condition.BAD, now, Cause.LOST, health.runbook, said)
+    return replace(told(xid=health.xid, needs=needs), passed_probes=1)
 
 
 def _need(health: Health) -> Action:
@@ -698,7 +662,7 @@ def _incident(health: Health, runbook: str) -> str:
 # What a GPU tells of itself.
 
 
-def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+def signed(health: Health, signs: GpuSigns, now: Time) -> Health:
     """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
     A fault in the signs outweighs that the GPU was lost or refused and answers again.
@@ -716,7 +680,7 @@ def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     return replace(health, passed_probes=0) if is_same else health
 
 
-def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | None:
+def _of_signs(signs: GpuSigns, now: Time, xid: int | None) -> Health | None:
     """The verdict about the most severe fault that a GPU tells of itself, or None."""
     ill = partial(verdict, Condition.BAD, now, xid=xid)
     # It holds until the driver wants none any more: no other sign says more.
@@ -750,7 +714,7 @@ def has_joined(signs: GpuSigns) -> bool:
 # The ends of the need for a reset. The need for a reboot stays.
 
 
-def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+def relieved(health: Health, signs: GpuSigns, now: Time) -> Health:
     """End the need for a reset if the driver wants no action, or no longer refuses calls."""
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
     # boot, so another answer proves a reset, unless the driver asks for one more.
@@ -760,13 +724,12 @@ def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     return health
 
 
-def reset_by_word(health: Health, now: dt.datetime) -> Health:
+def reset_by_word(health: Health, now: Time) -> Health:
     """End the need for a reset, as when an operator reports one. The cool-down begins."""
     if not health.needs_reset or health.needs_reboot:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return replace(health, needs_reset=False)
-
     text = _sentence(_happened(health), RELIEVED, health.runbook)
     known = replace(health, needs_reset=False, action=Action.WAIT, text=text)
     return replace(known, quiet_since=now, passed_probes=0)
@@ -777,7 +740,7 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
 RUNBOOK: Final = "H-RELEASED"
 
 
-def released(health: Health, now: dt.datetime) -> Health:
+def released(health: Health, now: Time) -> Health:
     """The health of a released GPU: not served. The need for a reset or reboot is kept."""
     if health.cause == Cause.RELEASED:
         return health
@@ -796,7 +759,7 @@ def released(health: Health, now: dt.datetime) -> Health:
     )
 
 
-def taken_back(health: Health, now: dt.datetime) -> Health:
+def taken_back(health: Health, now: Time) -> Health:
     """The health of a GPU that is taken back after a release.
 
     One that was bad or lost starts a new cool-down, or still needs its reset. Any other is served
@@ -819,44 +782,35 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
 
 
 def remembered(
-    health: Health, now: dt.datetime, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
+    health: Health, now: Time, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
 ) -> Health:
     """The health with which a GPU starts, from its health in the checkpoint.
 
-    - After a boot (`boot_changed`), which resets every GPU: a GPU with a hardware fault is watched
-      for one cool-down, any other is ok.
+    - After a boot (`boot_changed`), which resets every GPU, each is ok until its first probe.
     - A GPU whose XID the operator has since declared harmless is ok.
     - The time for which a silent GPU is served begins again: this process has not probed it yet.
     - No time is in the future.
     """
     of_xid = health.cause == Cause.XID and health.xid is not None
     is_harmless = of_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION
-    is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
-    if is_harmless or (boot_changed and (is_fine or health.cause not in HARDWARE)):
+    if boot_changed or is_harmless:
         return Health(Condition.OK, since=now)
-
-    # A boot resets every GPU, and a container of the agent that starts again resets none.
-    if not boot_changed:
-        since = now if health.silent and health.serving else min(health.since, now)
-        quiet_since = health.quiet_since and min(health.quiet_since, now)
-        recovered_at = health.recovered_at and min(health.recovered_at, now)
-        return replace(
-            health, since=since, quiet_since=quiet_since, recovered_at=recovered_at, passed_probes=0
-        )
-
-    reason = BEFORE + _happened(health).removeprefix(BEFORE)
-    return verdict(Condition.WATCH, now, health.cause, health.runbook, reason, xid=health.xid)
+    # A container of the agent that starts again resets no GPU.
+    return replace(
+        health,
+        since=now if health.silent and health.serving else min(health.since, now),
+        quiet_since=health.quiet_since and min(health.quiet_since, now),
+        recovered_at=health.recovered_at and min(health.recovered_at, now),
+        passed_probes=0,
+    )
 
 
 # Attribution: if all GPUs fail with the same text, the fault is the driver's.
 
-MANY: Final = 2
-"""The fewest GPUs for which equal failures are the driver's."""
-
+MANY: Final = 2  # the fewest GPUs for which equal failures are the driver's
 OF_ALL: Final = "the driver reports the same for all GPUs: "
-
+# Troubles that the driver also reports for a GPU when the driver itself has a fault.
 MAY_PASS: Final = frozenset({Trouble.LOST, Trouble.FAILED})
-"""Troubles that the driver also reports for a GPU when the driver itself has a fault."""
 
 Ill = Callable[[GpuUuid], bool]
 """Whether a GPU is known to be bad or lost. Such a GPU can fail for a reason of its own."""
@@ -878,7 +832,6 @@ def blame_driver(probes: Collection[Probe], ill: Ill) -> tuple[Probe, ...]:
     failure = common_failure(probes, ill)
     if failure is None or sum(not ill(probe.uuid) for probe in probes) < MANY:
         return tuple(probes)
-
     text = OF_ALL + (cap(failure) or "an error")
     return tuple(
         Probe(probe.uuid, ProbeOutcome.SILENT, text) if probe.text == failure else probe

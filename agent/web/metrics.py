@@ -11,19 +11,21 @@ from aiohttp import web
 from msgspec.structs import astuple
 from prometheus_client import (
     CollectorRegistry,
+    Histogram,
     Metric,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from agent.allocate.room import promised, takes_room
 from agent.cluster import CORE_POLICY_ENV
 from agent.hami.region import RegionState
-from agent.kit.timing import Durations, Tally
+from agent.kit.timing import Tally
 from agent.ledger import Holder, Row, gaps
 from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels
@@ -44,7 +46,7 @@ APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 """The policies that HAMi-core knows; any other text is its default."""
 Gauge: TypeAlias = tuple[str, str, Callable[[], float]]
 """The name of a number without the agent's prefix, its text, and what returns it."""
-Services: TypeAlias = tuple[Sequence[Tally], Sequence[Durations], Sequence[Gauge]]
+Services: TypeAlias = tuple[Sequence[Tally], Sequence[Histogram], Sequence[Gauge]]
 """The counts, durations and numbers of the services, each name once."""
 _Labels: TypeAlias = tuple[str, ...]
 _Named: TypeAlias = Mapping[GpuUuid, str]
@@ -406,20 +408,15 @@ class AgentCollector(Collector):
 
             yield counter
 
-        for one in durations:
-            histogram = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
-            bounds = [*map(str, one.buckets), "+Inf"]
-            for of, cumulative, total in one.rows():
-                buckets = list(zip(bounds, cumulative, strict=True))
-                histogram.add_metric(of, buckets, sum_value=total)
-
-            yield histogram
+        for histogram in durations:
+            yield from histogram.collect()
 
 
 def metrics_page(collector: Collector) -> Page:
     """`/metrics`, in Prometheus' text format 0.0.4, rendered at most once in KEPT seconds."""
     registry = CollectorRegistry()
     registry.register(collector)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # no time of creation
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     body = Reused(partial(generate_latest, registry), KEPT)

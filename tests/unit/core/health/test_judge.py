@@ -182,28 +182,17 @@ def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_ho
     [
         ("", ()),
         ("off", ()),
-        ("lose", ("the driver has to reach it again: reboot the node",)),
+        ("lose", ()),
         ("lose pass", ("600 s more without a bad report", "2 more passed probes")),
-        ("silent", ("it has to answer, and the agent has to receive its events",)),
-        ("release", ("`hami-agent recheck` has to take it back",)),
-        ("xid151", ("a reboot of the node",)),
-        (
-            "fabric-failed",
-            ("it has to join the fabric of its NVSwitches: check nvidia-fabricmanager",),
-        ),
-        (
-            "0 refuse",
-            (
-                "a reset of the GPU, or a reboot of the node",
-                "600 s more without a bad report",
-                "3 more passed probes",
-            ),
-        ),
+        ("silent", ()),
+        ("release", ()),
+        ("fabric-failed", ()),
+        ("0 refuse", ()),
         ("-590 xid54 pass*2 10 ages", ("1 more passed probe",)),
         ("0 xid54 pass*3 10 ages", ("590 s more without a bad report",)),
     ],
 )
-def test_what_is_missing_until_a_gpu_is_ok_is_said(history, wanted):
+def test_what_a_cool_down_still_needs_is_said(history, wanted):
     assert wanted == missing(*after(history), SETTINGS)
 
 
