@@ -84,7 +84,6 @@ DEADLINE: Final = 10.0
 PARTS: Final[Mapping[str, str]] = {
     "status.json": "/api/v1/status",
     "settings.json": "/api/v1/settings",
-    "version.json": "/version",
     "readyz.txt": "/readyz?verbose",
     "metrics.txt": "/metrics",
 }
