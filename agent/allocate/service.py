@@ -70,7 +70,7 @@ from agent.ledger import (
     container_directory,
 )
 from agent.model import GpuUuid, Inventory, Share, SliceId
-from agent.ports import Clock, Containers, KubeletRecords, Witness
+from agent.ports import Clock, Containers, RecordsReader, Witness
 from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
 from agent.settle import REFUSED_EVENT
 
@@ -473,7 +473,7 @@ class HamiAllocation(Allocation):
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
-    records: KubeletRecords
+    records: RecordsReader
     containers: Containers
     refresh: Callable[..., Awaitable[PodTable]]
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
@@ -765,7 +765,7 @@ class Inquiry:
                             break
             case ReadRecords():
                 async with self._disk.within():
-                    read = await source.records.read(seen.settings.resource)
+                    read = await source.records(seen.settings.resource)
 
                 seen.recorded = None if read is None else read.keys()
             case CheckRunning(ids):
