@@ -205,8 +205,8 @@ class Tombstone(msgspec.Struct, frozen=True):
 class PodTable(msgspec.Struct, frozen=True):
     """All pods of this node by UID, and those deleted in the last minutes.
 
-    `synced` is False until the first LIST. `stale` is True while the watch is down.
-    `lost_at`: since when the API server cannot be followed; `lost_reason`: why.
+    `synced`: since the first LIST. `stale`: while the watch is down. `lost_at`: since when the API
+    server cannot be followed; `lost_reason`: why.
     """
 
     pods: Mapping[PodUid, PodView] = msgspec.field(default_factory=dict)
@@ -224,8 +224,8 @@ class PodTable(msgspec.Struct, frozen=True):
 class NodeView(msgspec.Struct, frozen=True):
     """This Node with all its annotations.
 
-    `former_locks`: the texts of removed locks, the latest first. Each has the time, in seconds of
-    the loop's clock, until which it still proves a right.
+    `former_locks`: the texts of removed locks, the latest first, each with the loop's time until
+    which it still proves a right.
     """
 
     name: str
@@ -301,8 +301,7 @@ class NodeCondition(msgspec.Struct, frozen=True):
 _NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _KEY: Final = rf"(?:[A-Za-z0-9][-A-Za-z0-9_.]*/)?{_NAME}"
 _VALUE: Final = rf"(?:{_NAME})?"
-# No two runs of space may meet where a value is left out: to divide many spaces between them in
-# every way takes time by the square of their number.
+# No two runs of space may meet where a value is left out: that would take quadratic time.
 _REQUIREMENT: Final = re.compile(
     rf"\s*(?:!\s*(?P<absent>{_KEY})"
     rf"|(?P<key>{_KEY})(?:\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\)"

@@ -120,10 +120,8 @@ def _holding(pod: PodResources) -> Holding:
     return Holding(pod.namespace, pod.name, containers)
 
 
-# Reads the kubelet's checkpoint file: which containers it records, and their ids.
-#
-# It does not verify the checksum: the kubelet rewrites the file with each list of a plugin, so it
-# is valid before the kubelet's first call (kubelet pkg/kubelet/cm/devicemanager).
+# Reads the kubelet's checkpoint file. It does not verify the checksum: the kubelet rewrites it with
+# each list of a plugin, so before its first call (kubelet pkg/kubelet/cm/devicemanager).
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -66,7 +66,6 @@ def read_object(body: Raw) -> Mapping[str, Any]:
 
 
 def _read(form: type[T], body: Raw, otherwise: str) -> T:
-    """What `body` is. Raises MalformedText: `otherwise`."""
     try:
         return msgspec.json.decode(body, type=form)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -203,13 +202,10 @@ def _unusable(connection: Connection, reason: str, path: Path | None = None) -> 
 
 
 def load() -> None:
-    """Import aiohttp, and kubernetes_asyncio without its 900 model modules (38 MB, 0.2 s).
-
-    The first call blocks for about 0.1 s: run it on a thread.
-    """
+    """Import aiohttp, and kubernetes_asyncio without its 900 model modules. Blocks for 0.1 s."""
     if LIBRARY not in sys.modules:
-        # The files of these packages import everything, and only Basic authentication, which no
-        # Kubernetes since 1.19 accepts, uses urllib3. They are not executed.
+        # The files of these packages import everything; only Basic authentication, which no
+        # Kubernetes since 1.19 accepts, uses urllib3.
         for name in (LIBRARY, f"{LIBRARY}.client", "urllib3"):
             spec = importlib.util.find_spec(name)
             if spec is None:
@@ -295,8 +291,7 @@ KEEPALIVE = (
 SHORTEST, LONGEST = 300.0, 600.0
 """Seconds between which the server ends a watch, at random."""
 SILENCE = 150.0
-"""Seconds without a byte, after which the connection is dead: an idle server sends a bookmark after
-120 s and then every 60 s."""
+"""Seconds without a byte, after which a watch is dead: an idle server sends bookmarks sooner."""
 OPENED = "OPENED"
 """The kind of a first frame, without an object, that the agent adds: the watch is open."""
 
@@ -416,7 +411,6 @@ class KubeSession:
         Raises AnswerTooLong for more than `at_most` bytes.
         """
         if self._observes and request.method != "GET":
-            # No service of an observer writes. If one did, its mistake would change nothing.
             raise errors.ApiForbidden(f"{request.what}: not sent, because this agent only observes")
 
         room = self._rooms[request.verb, request.resource.partition("/")[0]]
@@ -564,8 +558,7 @@ class KubeSession:
                 self._access = access = await open_access(self._connection)
                 self._failures = access.failures
                 if self._http is None:
-                    # The library's own session reads proxy variables and .netrc, on two threads,
-                    # before every request.
+                    # The library's own session reads .netrc on a thread before every request.
                     self._http = access.aiohttp.ClientSession(
                         connector=access.aiohttp.TCPConnector(limit=CONNECTIONS),
                         timeout=access.aiohttp.ClientTimeout(),
@@ -600,12 +593,9 @@ async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Ra
 PAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of an answer with several objects; an answer with one object may have BODY_LIMIT."""
 MOST: Final = 500
-"""Objects in an answer, as in kubectl: 5,000 Nodes are 10 answers.
-
-The agent's first request asks for all (0): servers 1.31 to 1.33 answer that from their cache by the
-pods' node. They answer a page from etcd, for which they read every pod of the cluster (kubernetes
-apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
-"""
+"""Objects in an answer, as in kubectl. The agent's first request asks for all (0): servers 1.31 to
+1.33 answer that from their cache by the pods' node, and for a page read every pod of the cluster
+(kubernetes apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList)."""
 FEWER: Final = 8
 """A list asks for this fraction of the objects after an answer that was too long."""
 LIST_LIMIT: Final = 1 << 30

@@ -402,11 +402,9 @@ def _shown(kind: str, body: Raw) -> NodeView | None:
 
 UPDATE_GAP = 60.0
 BURST, REFILL = 25, 300.0
-"""As client-go's spam filter: 25 Events for one object at once, then one every 300 s.
-The Node has these for each reason."""
+"""As client-go's spam filter: for each object, and for each reason of the Node."""
 PODS_BURST, PODS_REFILL = 220, 2.0
-"""All pods of the node together: twice as many as a kubelet runs, then one every 2 s. A tenant
-could cause Events without end by new pod names."""
+"""All pods of the node together: a tenant could cause Events without end by new pod names."""
 REMEMBERED = 4096
 
 TEXT_LIMIT = 1024
@@ -518,8 +516,7 @@ JITTER = 0.5
 TOO_SHORT = 1.0
 """Seconds: after a watch that the server ended sooner, the delays grow."""
 SPREAD = 4.0
-"""Seconds: the longest random delay after what every client of a server meets at the same moment,
-which is a break, an early end or a lost place."""
+"""Seconds: the longest random delay after what every client of a server meets at once."""
 
 
 class Reopening:
@@ -574,16 +571,14 @@ class Reopening:
 # Follows this Node with one WATCH.
 
 FORMER_LIFE, FORMER_LOCKS = 60.0, 64
-"""Seconds for which a removed lock still proves the right of the pod that it named, and how many
-are kept. A bind can wait in the scheduler's queue for longer than the grace period of its lock, and
-the scheduler takes fewer than two a second."""
+"""Seconds for which a removed lock still proves the right of its pod, and how many are kept. A bind
+can wait in the scheduler's queue for longer than the grace period of its lock."""
 
 
 class NodeWatch(Reopening):
     """Sole writer of the view of the Node (None: not seen yet, or deleted).
 
-    `returns` counts how often it became current again after the API server was lost. `labels`:
-    those that the Node had last; None: it was not seen yet.
+    `returns` counts the ends of outages. `labels`: those that the Node had last.
     """
 
     def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
@@ -657,12 +652,11 @@ class NodeWatch(Reopening):
 PATIENCE = 5
 """Consecutive failed watches before the agent lists all pods again."""
 LIST_PATIENCE = 2.0
-"""Seconds for a LIST that calls wait for. No call waits longer."""
+"""Seconds for a LIST that calls wait for."""
 LISTS, LISTS_REFILL, OWNERS_REFILL = 120, 2.0, 0.25
-"""Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
-2 s. A tenant can cause them without end, and each one scans all pods of the cluster. While a lock
-is held its owner may be asking: such LISTs have the same of their own, and four a second, for the
-scheduler gives no more locks."""
+"""Allowance for LISTs that calls cause: 120 at once, then one every 2 s. A tenant can cause them
+without end, and each one scans all pods of the cluster. While a lock is held its owner may be
+asking: such LISTs have their own allowance, and four a second."""
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
 OUTAGE = dt.timedelta(seconds=30)
@@ -770,8 +764,8 @@ class PodWatch(Reopening):
         table, now = self._table.value, self._clock.now()
         log.info("pods.followed", version=self._version)
         if table.lost_at is not None and now - table.lost_at >= OUTAGE:
-            text = f"the API server was away from {table.lost_at:%Y-%m-%d %H:%M:%S} to"
-            text += f" {now:%Y-%m-%d %H:%M:%S} UTC: {table.lost_reason}"
+            span = f"from {table.lost_at:%Y-%m-%d %H:%M:%S} to {now:%Y-%m-%d %H:%M:%S} UTC"
+            text = f"the API server was away {span}: {table.lost_reason}"
             self._noted(NodeEvent(AWAY, text, warning=True))
         self._table.set(msgspec.structs.replace(table, stale=False, lost_at=None, lost_reason=""))
 

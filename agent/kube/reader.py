@@ -53,7 +53,7 @@ from agent.ports import Clock
 
 JsonObject = Mapping[str, Any]
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
-"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
+"""Parts of names or components of pods of other plugins for NVIDIA GPUs."""
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
 
 class PodEventView(msgspec.Struct, frozen=True):
-    """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
+    """An Event. `last`: the last time, if it can be read. `about`: its object's name."""
 
     kind: str
     reason: str
@@ -152,9 +152,6 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events) was read."""
         return part not in self.unread
-
-
-# Reads metadata.managedFields: which client last changed which annotation of an object.
 
 
 def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
