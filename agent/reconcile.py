@@ -33,7 +33,7 @@ from agent.ledger import (
     mismatch,
 )
 from agent.model import SliceId, split_slice_id
-from agent.ports import Clock, KubeletRecords, Witness
+from agent.ports import Clock, RecordsReader, Witness
 
 log = structlog.get_logger(__name__)
 
@@ -425,7 +425,7 @@ class Reconcile:
     taken: set[ContainerKey]
     calls: IdleWaiter
     witness: Witness
-    records: KubeletRecords
+    records: RecordsReader
     hooks: HostHookDirs
     clock: Clock
     resource: Cell[str]
@@ -502,7 +502,7 @@ class Reconcile:
         if not is_plain and not self._has_searched:
             found = await _within(self.hooks.found(), "hooks.not_searched")
 
-        read = self.records.read(self.resource.value)
+        read = self.records(self.resource.value)
         recorded = await _within(read, "reconcile.records_unread")
         ledger = self.ledger.value
         seen = ReconcileFacts(

@@ -73,7 +73,7 @@ from agent.ledger import (
     container_directory,
 )
 from agent.model import Gpu, GpuUuid, Inventory, Share, SliceId
-from agent.ports import Clock, Containers, KubeletRecords, Witness
+from agent.ports import Clock, Containers, RecordsReader, Witness
 from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
 from agent.setting import Field, boolean
 from agent.settle import REFUSED_EVENT
@@ -426,7 +426,7 @@ class HamiAllocation(Allocation):
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
-    records: KubeletRecords
+    records: RecordsReader
     containers: Containers
     refresh: Callable[..., Awaitable[PodTable]]
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
@@ -704,7 +704,7 @@ class Inquiry:
                             break
             case Ask.RECORDS:
                 async with self._disk.within():
-                    read = await source.records.read(seen.settings.resource)
+                    read = await source.records(seen.settings.resource)
 
                 seen.recorded = None if read is None else read.keys()
             case Ask.RUNNING:

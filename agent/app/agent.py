@@ -29,7 +29,7 @@ from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
-from agent.ports import Driver
+from agent.ports import Driver, RecordsReader
 from agent.settings.reading import Sources, SourcesRead
 from agent.settings.schema import Settings
 from agent.state import NodeJournal, Recovered, StateService
@@ -288,7 +288,7 @@ class NodeAgent:
         self.services.append(Task("usage", self.usage.run))
 
         self.witness = witness.PodResourcesWitness(paths.pod_resources_socket)
-        records = witness.KubeletRecordsFile(paths.plugins, adapters.worker)
+        records = partial(witness.read_records, paths.plugins, adapters.worker)
 
         allocation: service.Allocation
         if settings.plain is not None:
@@ -333,18 +333,18 @@ class NodeAgent:
         self.services.append(Task("announcer", partial(self.notices.post_all, post_event), SLOWLY))
 
     def _join_scheduler(
-        self, connection: Connection, records: witness.KubeletRecordsFile
+        self, connection: Connection, records: RecordsReader
     ) -> service.HamiAllocation:
         """Make what speaks with HAMi's scheduler through the API server, and answers beside it."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, observes = self.facts, self.state, self.observes
-        clock, chance = adapters.clock, adapters.random
+        clock, chance, noted = adapters.clock, adapters.random, self.journal.changed
 
         self.session = session = client.KubeSession(connection, chance, observes=observes)
         self.events = poster = objects.EventPoster(session, settings.node, clock)
         api = objects.KubeApi(session, settings.node, settings.sharing.resource)
         node = objects.NodeWatch(api, facts.node, chance)
-        pods = objects.PodWatch(api, facts.pods, clock, chance, facts.resource)
+        pods = objects.PodWatch(api, facts.pods, clock, chance, facts.resource, noted)
 
         allocation = service.HamiAllocation(
             commit=state.commit,

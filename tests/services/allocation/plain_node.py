@@ -76,7 +76,7 @@ class PlainNode:
             taken=self.service.taken,
             calls=self.calls,
             witness=self.witness,
-            records=self.holds,
+            records=self.holds.read,
             hooks=self.hooks,
             clock=self.clock,
             resource=Cell(EditSettings().resource),
