@@ -88,69 +88,29 @@ class EditSettings(msgspec.Struct, frozen=True):
     resource: str = "nvidia.com/gpu"
     memory_scaling: float = 1.0
     mode: str = "hami-core"
-    device_list_strategies: Annotated[
-        tuple[str, ...],
-        _live(
-            "allocation.deviceListStrategy",
-            list_of(choice(*STRATEGIES), least=1),
-            "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
-            "cdi-cri.",
-            env=("DEVICE_LIST_STRATEGY",),
-            flag="--device-list-strategy",
-        ),
-    ] = (ENVVAR,)
-    cdi_kind: Annotated[
-        str,
-        _live(
-            "allocation.cdiKind",
-            text_like(CDI_KIND, "nvidia.com/gpu"),
-            "vendor/class of the GPUs in this host's CDI specification, which must name them by "
-            "UUID.",
-            flag="--cdi-kind",
-        ),
-    ] = "nvidia.com/gpu"
-    cdi_spec_dirs: Annotated[
-        tuple[str, ...],
-        _live(
-            "allocation.cdiSpecDirs",
-            texts,
-            "Directories in which the container runtime looks for CDI specifications; the last "
-            "wins. With a cdi strategy, a GPU that none of them defines is not offered. Empty: do "
-            "not look.",
-            flag="--cdi-spec-dirs",
-        ),
-    ] = ("/etc/cdi", "/var/run/cdi")
-    cdi_annotation_prefix: Annotated[
-        str,
-        _live(
-            "allocation.cdiAnnotationPrefix",
-            text_like(CDI_PREFIX, "cdi.k8s.io/"),
-            "Prefix of the annotation of strategy cdi-annotations.",
-            env=("CDI_ANNOTATION_PREFIX",),
-            flag="--cdi-annotation-prefix",
-        ),
-    ] = "cdi.k8s.io/"
-    pass_device_specs: Annotated[
-        bool,
-        _live(
-            "allocation.passDeviceSpecs",
-            boolean,
-            "Also pass the GPUs' device files to the runtime.",
-            env=("PASS_DEVICE_SPECS",),
-            flag="--pass-device-specs",
-        ),
-    ] = False
-    dev_root: Annotated[
-        str,
-        _live(
-            "allocation.devRoot",
-            path,
-            "Host directory above dev/, which holds the device files.",
-            env=("NVIDIA_DEV_ROOT", "NVIDIA_DRIVER_ROOT"),
-            flag="--dev-root",
-            other_flags=("--nvidia-dev-root", "--nvidia-driver-root"),
-        ),
-    ] = "/"
+    # fmt: off
+    device_list_strategies: Annotated[tuple[str, ...], _live("allocation.deviceListStrategy",
+        list_of(choice(*STRATEGIES), least=1),
+        "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
+        "cdi-cri.", env=("DEVICE_LIST_STRATEGY",), flag="--device-list-strategy")] = (ENVVAR,)
+    cdi_kind: Annotated[str, _live("allocation.cdiKind", text_like(CDI_KIND, "nvidia.com/gpu"),
+        "vendor/class of the GPUs in this host's CDI specification, which must name them by UUID.",
+        flag="--cdi-kind")] = "nvidia.com/gpu"
+    cdi_spec_dirs: Annotated[tuple[str, ...], _live("allocation.cdiSpecDirs", texts,
+        "Directories in which the container runtime looks for CDI specifications; the last wins. "
+        "With a cdi strategy, a GPU that none of them defines is not offered. Empty: do not look.",
+        flag="--cdi-spec-dirs")] = ("/etc/cdi", "/var/run/cdi")
+    cdi_annotation_prefix: Annotated[str, _live("allocation.cdiAnnotationPrefix",
+        text_like(CDI_PREFIX, "cdi.k8s.io/"),
+        "Prefix of the annotation of strategy cdi-annotations.", env=("CDI_ANNOTATION_PREFIX",),
+        flag="--cdi-annotation-prefix")] = "cdi.k8s.io/"
+    pass_device_specs: Annotated[bool, _live("allocation.passDeviceSpecs", boolean,
+        "Also pass the GPUs' device files to the runtime.", env=("PASS_DEVICE_SPECS",),
+        flag="--pass-device-specs")] = False
+    dev_root: Annotated[str, _live("allocation.devRoot", path,
+        "Host directory above dev/, which holds the device files.",
+        env=("NVIDIA_DEV_ROOT", "NVIDIA_DRIVER_ROOT"), flag="--dev-root",
+        other_flags=("--nvidia-dev-root", "--nvidia-driver-root"))] = "/"
     gdrcopy: Annotated[
         bool, _driver_part("allocation.gdrcopy", "GDRCopy", "GDRCOPY_ENABLED", "--gdrcopy-enabled")
     ] = False
@@ -160,46 +120,20 @@ class EditSettings(msgspec.Struct, frozen=True):
     mofed: Annotated[
         bool, _driver_part("allocation.mofed", "MOFED devices", "MOFED_ENABLED", "--mofed-enabled")
     ] = False
-    mps_root: Annotated[
-        str | None,
-        _live(
-            "allocation.mpsRoot",
-            optional_path,
-            "In mode mps: host directory of the MPS control daemon, which you run. Containers "
-            "then get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
-            env=("MPS_ROOT",),
-            flag="--mps-root",
-        ),
-    ] = None
-    cuda_log_level: Annotated[
-        str,
-        _live(
-            "library.cudaLogLevel",
-            text_or_whole,
-            "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
-        ),
-    ] = "1"
-    disable_core_limit: Annotated[
-        bool,
-        _live(
-            "library.disableCoreLimit", boolean, "Switch the compute limit off in all containers."
-        ),
-    ] = False
-    core_policy: Annotated[
-        str,
-        _live(
-            "library.corePolicy",
-            # HAMi-core also accepts these spellings; the empty one is its default.
-            choice(
-                "default",
-                "force",
-                "disable",
-                like={"": "default", "FORCE": "force", "DISABLE": "disable"},
-            ),
-            "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits apply; default "
-            "leaves it unset.",
-        ),
-    ] = "default"
+    mps_root: Annotated[str | None, _live("allocation.mpsRoot", optional_path,
+        "In mode mps: host directory of the MPS control daemon, which you run. Containers then "
+        "get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
+        env=("MPS_ROOT",), flag="--mps-root")] = None
+    cuda_log_level: Annotated[str, _live("library.cudaLogLevel", text_or_whole,
+        "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.")] = "1"
+    disable_core_limit: Annotated[bool, _live("library.disableCoreLimit", boolean,
+        "Switch the compute limit off in all containers.")] = False
+    # HAMi-core also accepts these spellings; the empty one is its default.
+    core_policy: Annotated[str, _live("library.corePolicy", choice("default", "force", "disable",
+        like={"": "default", "FORCE": "force", "DISABLE": "disable"}),
+        "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits apply; default leaves "
+        "it unset.")] = "default"
+    # fmt: on
 
 
 class HookFacts(msgspec.Struct, frozen=True):

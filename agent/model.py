@@ -313,93 +313,36 @@ for nodes that run HAMi's plugin; `remote` is hami-core for a GPU of this node."
 class SharingSettings(msgspec.Struct, frozen=True):
     """How GPUs are shared."""
 
-    resource: Annotated[
-        str,
-        Field(
-            "sharing.resourceName",
-            resource_name,
-            "Resource name that pods request and the kubelet advertises. The agent refuses a "
-            "change while a pod holds slices.",
-            flag="--resource-name",
-            live=True,
-            profiled=False,
-        ),
-    ] = "nvidia.com/gpu"
-    split_count: Annotated[
-        int,
-        Field(
-            "sharing.splitCount",
-            whole(1, 3000),  # 3,000 slices of 16 GPUs are a list that the kubelet takes
-            "Slices per GPU.",
-            flag="--split-count",
-            live=True,
-        ),
-    ] = 10
-    memory_scaling: Annotated[
-        float,
-        Field(
-            "sharing.memoryScaling",
-            number(0.01, 10),
-            "Factor on the registered memory. Above 1 the memory is oversubscribed.",
-            flag="--memory-scaling",
-            live=True,
-        ),
-    ] = 1.0
-    core_scaling: Annotated[
-        float,
-        Field(
-            "sharing.coreScaling",
-            number(0.01, 10),
-            "Factor on the registered compute.",
-            flag="--core-scaling",
-            live=True,
-        ),
-    ] = 1.0
-    preconfigured_mib: Annotated[
-        int,
-        Field(
-            "sharing.preconfiguredMemoryMiB",
-            whole(0, 2**31 - 1),
-            "MiB to register for a GPU whose memory the driver does not report; 0 leaves it out.",
-            live=True,
-        ),
-    ] = 0
-    filter_uuids: Annotated[
-        frozenset[str],
-        Field("sharing.filterUUIDs", texts, "GPUs not to share, by UUID.", live=True),
-    ] = frozenset()
-    filter_indexes: Annotated[
-        frozenset[int],
-        Field(
-            "sharing.filterIndexes",
-            indexes,
-            "GPUs not to share, by index.",
-            live=True,
-            convert=lambda found: frozenset(map(int, found)),
-        ),
-    ] = frozenset()
-    mode: Annotated[
-        str,
-        Field(
-            "sharing.operatingMode",
-            MODES,
-            "HAMi's operating mode of this node's GPUs, for the register annotation. Pods can ask "
-            "for it (nvidia.com/vgpu-mode). HAMi-core enforces the limits in hami-core and in mps. "
-            "For mps see allocation.mpsRoot.",
-            flag="--operating-mode",
-            live=True,
-        ),
-    ] = "hami-core"
-    numa_topology: Annotated[
-        bool,
-        Field(
-            "sharing.numaTopology",
-            boolean,
-            "Tell the kubelet's topology manager the NUMA node of each GPU. Its policy "
-            "single-numa-node then refuses pods whose GPUs and CPUs are on several NUMA nodes.",
-            live=True,
-        ),
-    ] = False
+    # fmt: off
+    resource: Annotated[str, Field("sharing.resourceName", resource_name,
+        "Resource name that pods request and the kubelet advertises. The agent refuses a change "
+        "while a pod holds slices.", flag="--resource-name", live=True,
+        profiled=False)] = "nvidia.com/gpu"
+    # 3,000 slices of 16 GPUs are a list that the kubelet takes.
+    split_count: Annotated[int, Field("sharing.splitCount", whole(1, 3000), "Slices per GPU.",
+        flag="--split-count", live=True)] = 10
+    memory_scaling: Annotated[float, Field("sharing.memoryScaling", number(0.01, 10),
+        "Factor on the registered memory. Above 1 the memory is oversubscribed.",
+        flag="--memory-scaling", live=True)] = 1.0
+    core_scaling: Annotated[float, Field("sharing.coreScaling", number(0.01, 10),
+        "Factor on the registered compute.", flag="--core-scaling", live=True)] = 1.0
+    preconfigured_mib: Annotated[int, Field("sharing.preconfiguredMemoryMiB", whole(0, 2**31 - 1),
+        "MiB to register for a GPU whose memory the driver does not report; 0 leaves it out.",
+        live=True)] = 0
+    filter_uuids: Annotated[frozenset[str], Field("sharing.filterUUIDs", texts,
+        "GPUs not to share, by UUID.", live=True)] = frozenset()
+    filter_indexes: Annotated[frozenset[int], Field("sharing.filterIndexes", indexes,
+        "GPUs not to share, by index.", live=True,
+        convert=lambda found: frozenset(map(int, found)))] = frozenset()
+    mode: Annotated[str, Field("sharing.operatingMode", MODES,
+        "HAMi's operating mode of this node's GPUs, for the register annotation. Pods can ask for "
+        "it (nvidia.com/vgpu-mode). HAMi-core enforces the limits in hami-core and in mps. For "
+        "mps see allocation.mpsRoot.", flag="--operating-mode", live=True)] = "hami-core"
+    numa_topology: Annotated[bool, Field("sharing.numaTopology", boolean,
+        "Tell the kubelet's topology manager the NUMA node of each GPU. Its policy "
+        "single-numa-node then refuses pods whose GPUs and CPUs are on several NUMA nodes.",
+        live=True)] = False
+    # fmt: on
 
     def filters(self, gpu: Gpu) -> bool:
         """True if the settings leave the GPU out."""

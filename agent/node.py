@@ -38,21 +38,6 @@ def degraded(checks: Iterable[Check]) -> tuple[Check, ...]:
 # What doctor sees of the host.
 
 
-class PathFacts(msgspec.Struct, frozen=True):
-    """The state of a path. `kind` is empty where it does not exist.
-
-    `failure`: the number of the error that a new file in the directory would meet, or the creation
-    of a missing one; 0: none. `ours`: its owner is root or the agent's user.
-    """
-
-    path: str
-    kind: str
-    owner: int = 0
-    mode: int = 0
-    failure: int = 0
-    ours: bool = True
-
-
 class PluginSocket(msgspec.Struct, frozen=True):
     """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
 

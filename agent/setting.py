@@ -1,6 +1,5 @@
 """The declaration of a setting at the attribute that holds it, and the types with their bounds."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -8,8 +7,6 @@ from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
-
-from agent.errors import cap
 
 Value = str | int | float | bool | tuple[str, ...] | None
 """The value of a setting, as a file can have it."""
@@ -25,10 +22,9 @@ class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its 
 
 
 class ValueType(msgspec.Struct, frozen=True):
-    """A type with bounds. `schema`: the same bounds in JSON Schema, for editors.
+    """A type with bounds. `schema`: the same in JSON Schema. `write` formats a value for a file.
 
-    `read` takes a YAML scalar, or the text of a variable or flag. It returns the value or raises
-    WrongValue. `write` formats a value as the files do.
+    `read` takes what YAML has, or the text of a variable or flag. It raises WrongValue.
     """
 
     read: Callable[[object], Any]
@@ -36,17 +32,8 @@ class ValueType(msgspec.Struct, frozen=True):
     write: Callable[[Any], Value] = lambda value: value
 
     def __call__(self, value: object) -> Any:  # noqa: ANN401 -- a Value of this type
-        """Read `value`. Raises WrongValue."""
+        """Read `value`."""
         return self.read(value)
-
-
-def shown(value: object) -> str:
-    """A refused value for a message, as the files write it, in at most 40 characters."""
-    try:
-        is_word = value is None or isinstance(value, bool)
-        return json.dumps(value) if is_word else cap(repr(value), 40)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        return "a number of thousands of digits"
 
 
 def read_text(value: object) -> str:
@@ -62,15 +49,15 @@ def read_text(value: object) -> str:
 
 
 def _boolean(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value in TRUE | FALSE:
-        return value in TRUE
-    raise WrongValue("expected true or false")
+    if not (isinstance(value, bool | str) and str(value) in TRUE | FALSE):
+        raise WrongValue("expected true or false")
+    return str(value) in TRUE
 
+
+boolean = ValueType(_boolean, {"type": "boolean"})
+"""True or false; variables and flags may also say 1, 0, t or f."""
 
 text = ValueType(read_text, {"type": "string"})
-"""A string."""
 
 
 def _text_or_whole(value: object) -> str:
@@ -116,24 +103,14 @@ _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 
 optional_text = optional(text)
-"""A string; an empty one counts as not set."""
-
-node_name = optional(
-    text_where(
-        re.compile(rf"(?=.{{1,253}}\Z){_DOMAIN}").fullmatch,
-        "expected the name of a Node, like gpu-1 (lower case)",
-    )
-)
-"""The name of a Node; an empty one counts as not set.
-
-Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
-"""
-
 path = text_where(lambda path: path.startswith("/"), "expected an absolute path", pattern="^/")
-"""An absolute path."""
-
 optional_path = optional(path, pattern="^(/|$)")
-"""An absolute path; an empty one counts as not set."""
+
+_NODE_NAME = re.compile(rf"(?=.{{1,253}}\Z){_DOMAIN}")
+node_name = optional(
+    text_where(_NODE_NAME.fullmatch, "expected the name of a Node, like gpu-1 (lower case)")
+)
+"""Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain)."""
 
 resource_name = text_where(
     re.compile(
@@ -143,16 +120,10 @@ resource_name = text_where(
     "expected a name like nvidia.com/gpu",
     pattern="^[^/]+/[^/]+$",
 )
-"""An extended resource's name, by the kubelet's rule.
-
-Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
-"""
+"""By the kubelet's rule: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName."""
 
 optional_resource = text_like(re.compile("([^/]+/[^/]+)?"), "nvidia.com/gpumem")
 """The name of a resource that pods request and no node has; empty: there is none."""
-
-boolean = ValueType(_boolean, {"type": "boolean"})
-"""True or false; variables and flags may also say 1, 0, t or f."""
 
 
 def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
@@ -164,9 +135,6 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
         raise WrongValue(f"expected one of {', '.join(words)}")
 
     return ValueType(read, {"enum": list(words)})
-
-
-# Lists.
 
 
 def list_of(item: ValueType, least: int = 0) -> ValueType:
@@ -185,17 +153,14 @@ def list_of(item: ValueType, least: int = 0) -> ValueType:
 
 
 texts = list_of(text)
-"""A list of strings."""
 
+_INDEX = re.compile("[0-9]{1,19}").fullmatch
 indexes = list_of(
     ValueType(
-        text_where(
-            re.compile("[0-9]{1,19}").fullmatch, "expected GPU indexes", _text_or_whole
-        ).read,
+        text_where(_INDEX, "expected GPU indexes", _text_or_whole).read,
         {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
     )
 )
-"""A list of GPU indexes."""
 
 
 # Numbers and durations.
@@ -225,13 +190,10 @@ def number(
     high: float,
     parse: Callable[[object], float | None] = _decimal,
     expected: str = "a number",
-    show: Callable[[float], str] = "{:g}".format,
+    show: Callable[[float], str] = "{:.10g}".format,
     kind: str = "number",
 ) -> ValueType:
-    """A finite number from `low` to `high`.
-
-    `parse` finds it in a value. Messages say what was `expected`, and `show` a bound.
-    """
+    """A finite number from `low` to `high`, which `parse` finds in a value."""
 
     def read(value: object) -> float:
         parsed = parse(value)
@@ -246,7 +208,7 @@ def number(
 
 def whole(low: int, high: int) -> ValueType:
     """A whole number from `low` to `high`."""
-    return number(low, high, _whole, "a whole number", str, "integer")
+    return number(low, high, _whole, "a whole number", kind="integer")
 
 
 HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."
@@ -263,10 +225,7 @@ def seconds_of(value: object) -> float | None:
 
 
 def written(seconds: float) -> str:
-    """Format a duration as the files do, in the largest unit that divides it.
-
-    `seconds` is finite and not negative. seconds_of() gives exactly the same number.
-    """
+    """Format a duration as the files do, in the largest unit that divides it."""
     exact = Decimal(repr(float(seconds)))
     for unit, size in _UNITS.items():
         if exact >= size and not exact % size:
@@ -276,25 +235,20 @@ def written(seconds: float) -> str:
 
 def duration(low: float, high: float) -> ValueType:
     """A duration from `low` to `high` seconds; its value is seconds."""
-    example = "a duration such as 500ms, 2s, 10m or 1h"
-    seconds = number(low, high, seconds_of, example, written)
-    schema = {
-        "anyOf": [{"type": "string", "pattern": "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"}, seconds.schema]
-    }
-    return ValueType(seconds.read, schema, written)
+    expected = "a duration such as 500ms, 2s, 10m or 1h"
+    seconds = number(low, high, seconds_of, expected, written)
+    words = {"type": "string", "pattern": "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"}
+    return ValueType(seconds.read, {"anyOf": [words, seconds.schema]}, written)
 
 
 class Field(msgspec.Struct, frozen=True):
     """One setting, declared at the attribute that holds its value: `Annotated[int, Field(...)]`.
 
-    `key`: its path in the file (`sharing.splitCount`). `flag`: the option of `run`, empty if there
-    is none; `other_flags`: its spellings in HAMi and NVIDIA. `env`: further variables in order; the
-    first one that is set wins. `live`: a change takes effect while the agent runs. Profiles may set
-    a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if the
-    types of both are not enough.
-
-    agent.settings.schema adds `default`, that of the attribute, and `place`, the attribute's path
-    in Settings.
+    `key`: its path in the file (`sharing.splitCount`). `flag`: the option of `run`; `other_flags`:
+    its spellings in HAMi and NVIDIA. `env`: further variables; the first one that is set wins.
+    `live`: a change takes effect while the agent runs. Profiles may set a live setting, unless
+    `profiled` is False. `convert`: makes the attribute of the value. agent.settings.schema adds
+    `default`, that of the attribute, and `place`, the attribute's path in Settings.
     """
 
     key: str

@@ -111,28 +111,17 @@ class MatchSettings(msgspec.Struct, frozen=True):
 
     node: str
     resource: str = "nvidia.com/gpu"
-    unlocked_pods: Annotated[
-        UnlockedPods,
-        Field(
-            "allocation.unlockedPods",
-            choice(*UnlockedPods),
-            "Which pods without a node lock are served, if the kubelet (1.34 or later) confirms "
-            "that they are being admitted. strict: none. scheduled: those for which HAMi's "
-            "scheduler takes none, because only init containers request GPUs; it must have bound "
-            "them, and the annotation must be what it makes of their requests. unique: all.",
-            flag="--unlocked-pods",
-            live=True,
-        ),
-    ] = UnlockedPods.SCHEDULED
-    scheduler_name: Annotated[
-        str,
-        Field(
-            "allocation.schedulerName",
-            text,
-            "spec.schedulerName of the pods that HAMi's scheduler places.",
-            live=True,
-        ),
-    ] = "hami-scheduler"
+    # fmt: off
+    unlocked_pods: Annotated[UnlockedPods, Field("allocation.unlockedPods", choice(*UnlockedPods),
+        "Which pods without a node lock are served, if the kubelet (1.34 or later) confirms that "
+        "they are being admitted. strict: none. scheduled: those for which HAMi's scheduler takes "
+        "none, because only init containers request GPUs; it must have bound them, and the "
+        "annotation must be what it makes of their requests. unique: all.", flag="--unlocked-pods",
+        live=True)] = UnlockedPods.SCHEDULED
+    scheduler_name: Annotated[str, Field("allocation.schedulerName", text,
+        "spec.schedulerName of the pods that HAMi's scheduler places.",
+        live=True)] = "hami-scheduler"
+    # fmt: on
     requests: RequestRules = RequestRules()
 
 

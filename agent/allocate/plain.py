@@ -36,15 +36,11 @@ from agent.setting import Field, boolean
 class PlainSettings(msgspec.Struct, frozen=True):
     """Settings without HAMi's scheduler."""
 
-    memory_limits: Annotated[
-        bool,
-        Field(
-            "plain.memoryLimits",
-            boolean,
-            "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
-            "memory.",
-        ),
-    ] = False
+    # fmt: off
+    memory_limits: Annotated[bool, Field("plain.memoryLimits", boolean,
+        "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
+        "memory.")] = False
+    # fmt: on
 
 
 def grant(

@@ -47,22 +47,14 @@ class RequestRules(msgspec.Struct, frozen=True):
     others.
     """
 
-    memory: Annotated[
-        str,
-        _rule("sharing.memoryResourceName", optional_resource, "the resource for MiB of each GPU"),
-    ] = "nvidia.com/gpumem"
-    memory_percent: Annotated[
-        str,
-        _rule(
-            "sharing.memoryPercentResourceName",
-            optional_resource,
-            "the resource for percent of each GPU's memory",
-        ),
-    ] = "nvidia.com/gpumem-percentage"
-    cores: Annotated[
-        str,
-        _rule("sharing.coreResourceName", optional_resource, "the resource for percent of compute"),
-    ] = "nvidia.com/gpucores"
+    # fmt: off
+    memory: Annotated[str, _rule("sharing.memoryResourceName", optional_resource,
+        "the resource for MiB of each GPU")] = "nvidia.com/gpumem"
+    memory_percent: Annotated[str, _rule("sharing.memoryPercentResourceName", optional_resource,
+        "the resource for percent of each GPU's memory")] = "nvidia.com/gpumem-percentage"
+    cores: Annotated[str, _rule("sharing.coreResourceName", optional_resource,
+        "the resource for percent of compute")] = "nvidia.com/gpucores"
+    # fmt: on
     memory_factor: Annotated[int, _rule("sharing.memoryFactor", _AMOUNT, "the factor on MiB")] = 1
     default_memory_mib: Annotated[
         int, _rule("sharing.defaultMemoryMiB", _AMOUNT, "MiB in place of none; 0: all memory")

@@ -47,16 +47,16 @@ OPEN_DEADLINE = 2.0
 """Seconds that a start waits for the API client's import and its credentials."""
 
 ANSWER_DEADLINE = 5.0
-"""Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
+"""Seconds that READY waits for the kubelet."""
 
 OS_ERROR = 71
-"""The exit code after a failure that the agent does not know. The others are in agent.errors."""
+"""The exit code after an OSError. The others are in agent.errors."""
 
 
 async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once.
 
-    `origin`: where settings come from. `start`: what was read there, and `settings` follow from it.
+    `origin`: where settings come from. `start`: what was read there, `settings` follow from it.
     """
     notifier = Systemd(origin.environ)
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
@@ -86,7 +86,7 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         error: BaseException = failures
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        # The traceback of a defect is in the log already.
+        # The log has the traceback of a defect.
         reason = f"{error}: {error.__cause__}" if isinstance(error, BudgetSpent) else str(error)
         log.error("agent.failed", err=reason)  # noqa: TRY400 -- expected: one line
         other = OS_ERROR if isinstance(error, OSError) else AgentError.exit_code
@@ -144,7 +144,7 @@ async def _run(
             check(connection)
             stack.push_async_callback(agent.session.close)
             # Before the first answer: its LIST has no time to load the client. The watches report a
-            # bad connection and try again.
+            # bad connection.
             with contextlib.suppress(SettingsError, TimeoutError):
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
@@ -191,8 +191,7 @@ async def _wait_to_be_alone(
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
 
-    A standby changes nothing: two agents at one kubelet would undo each other's work. Raises
-    SettingsError: it could not take over with this connection to the API server.
+    Raises SettingsError: it could not take over with this connection to the API server.
     """
     if lock.try_take():
         return True
@@ -221,7 +220,7 @@ async def _wait_to_be_alone(
 async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartFacts:
     """Recover the state. If its rows refuse the settings, the last good ones take their place.
 
-    Raises SettingsError: the rows refuse the settings, and the last good ones too.
+    Raises SettingsError: the rows refuse those too.
     """
     boot, machine = read_id(BOOT_ID), read_id(MACHINE_ID)
     recovered = await recover(disk, boot_id=boot, machine_id=machine)
@@ -234,14 +233,15 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
     ledger = recovered.state.ledger
-    held = start.taken().undrained(ledger)
-    if held is not None:
+    try:
+        start.taken().check_rows(ledger)
+    except SettingsError as held:
         last = stand_in(stored, start.taken().sources, ledger)
         if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"
-            )
+            ) from held
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings()
 
@@ -252,10 +252,7 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
 
 
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
-    """Send READY after the first result at the kubelet, then each state of the registration.
-
-    The first result: the kubelet registered or refused the plugin's socket, or there is no kubelet.
-    """
+    """Send READY after the first result at the kubelet, then each state of the registration."""
     registration = agent.registration.state
     if not agent.observes and registration.value == RegistrationState():
         await News(registration).wait(ANSWER_DEADLINE)

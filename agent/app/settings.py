@@ -1,8 +1,7 @@
 """Keeps the settings of this node: reads their files, publishes settings, saves a copy.
 
-The files are read every 5 s, as no event tells of a change on every file system, and each read is
-judged by what is known then: the Node's labels, unknown at the first start, and the rows. Another
-scheduler or resource name is refused, with all that came with it, while pods hold slices.
+The files are read every 5 s, as no event tells of a change on every file system. Each read is
+judged by what is known then: the Node's labels, unknown at the first start, and the rows.
 """
 
 import asyncio
@@ -39,10 +38,7 @@ PERIOD: Final = 5.0
 """Seconds between two reads of the files. It is also the wait after what could not act."""
 
 STILL: Final = 0.2
-"""Changed files count as written when two reads, this many seconds apart, find the same.
-
-Otherwise the next PERIOD tries it again. A request does not wait.
-"""
+"""Changed files count as written when two reads, this many seconds apart, find the same."""
 
 LABELS_DEADLINE: Final = 2.0
 """Seconds that the first start of all waits for the Node's labels."""
@@ -54,8 +50,7 @@ class SharedCells:
     """Cells that more than one room reads: the settings of the start, and nothing else known yet.
 
     Each has one writer: `SettingsService` for sharing, resource, report, edits and match;
-    `inventory` for inventory and slices; `kube.watches` for pods and node; `settle` for
-    orphaned_locks. `state`, `kubelet.register` and `report` write cells of their own.
+    `inventory` for inventory and slices; `kube` for pods and node.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -76,11 +71,9 @@ class SettingsService:
 
     - `start`: settings that the rows allow. `stored`: the copy on disk; its labels count until the
       Node is seen. `copy`: what to keep there, the sources in force.
-    - `look`: reads the sources, see agent.settings.reading. `asked`: set to request a read now.
-    - `refresh`: rebuilds the inventory. `calls`: which answers are in progress.
-    - `plan`, `values`, `profiles`: the settings in force, and the names of the profiles that gave
-      them. `pending`: the keys of those that take effect only at the next start. `fault`: why not
-      all that the sources say is in force.
+    - `asked`: set to request a read now. `calls`: which answers are in progress.
+    - `plan`, `values`, `profiles`: the settings in force, and the profiles that gave them.
+      `pending`: keys that take effect only at the next start. `fault`: why not all is in force.
     - `labels`: may be newer than the settings in force, if they do not fit. `labelled`: they are
       known and applied; the report to the scheduler waits for it.
     """
@@ -110,8 +103,6 @@ class SettingsService:
         if copy is not None and copy.node == plan.name:
             self._follow(copy.labels)
 
-    # What settings depend on: the Node's labels.
-
     async def follow_labels(self, labels: Cell[Labels]) -> None:
         """Apply the Node's labels."""
         async for seen in labels.follow():
@@ -137,33 +128,25 @@ class SettingsService:
                 async with Lag().within(LABELS_DEADLINE):
                     await self.labelled.wait()
 
-    # The sources.
-
     async def follow_files(self) -> NoReturn:
-        """Read the sources every PERIOD seconds, and at once on request.
-
-        The first time is now: a standby may have read its settings days ago.
-        """
-        is_asked = False
+        """Read the sources every PERIOD seconds, and at once on request."""
+        await self.read()  # a standby may have read its settings days ago
         while True:
-            await self.read(asked=is_asked)
             is_asked = await await_event(self.asked, until_tick(PERIOD, turn=1))
             self.asked.clear()
+            if is_asked:
+                self.notifier.reloading()
+            try:
+                await self.read(asked=is_asked)
+            finally:
+                if is_asked:  # systemd waits for the end of a reload
+                    self.notifier.tell("READY=1")
 
     async def read(self, *, asked: bool = False) -> None:
         """Read the sources, and apply them or log why not.
 
         `asked`: the operator requested it, so the log has an answer each time.
         """
-        if asked:
-            self.notifier.reloading()
-        try:
-            await self._read_all(asked=asked)
-        finally:
-            if asked:  # systemd waits for the end of a reload
-                self.notifier.tell("READY=1")
-
-    async def _read_all(self, *, asked: bool) -> None:
         before, good = self._read, self.plan.sources
         read = self._read = await self.look(before, good)
 
@@ -184,8 +167,8 @@ class SettingsService:
 
         # Another name or scheduler takes effect in a pause of the kubelet's calls: the row of an
         # answer in progress counts, and would be one under the old settings.
-        wanted, held = plan.resolve(), plan.undrained(self.ledger.value)
-        if held is None and any(wanted[one].value != self.values[one].value for one in LASTING):
+        wanted = plan.resolve()
+        if any(wanted[one].value != self.values[one].value for one in LASTING):
             try:
                 async with asyncio.timeout(PERIOD):
                     await self.calls.idle_for(PREFERENCE_FOLLOWED)
@@ -194,13 +177,9 @@ class SettingsService:
         self.take(plan, asked=asked)
 
     def take(self, plan: NodeValues, *, asked: bool = False) -> None:
-        """Apply changed sources. Refused settings change nothing. `asked`: see `read`.
-
-        The log names the settings that take effect only at the next start.
-        """
+        """Apply changed sources. Refused settings change nothing. `asked`: see `read`."""
         try:
-            if (held := plan.undrained(self.ledger.value)) is not None:
-                raise held
+            plan.check_rows(self.ledger.value)
             changed = self._apply(plan)
         except SettingsError as error:
             self._refuse(error, asked=asked)
@@ -216,8 +195,8 @@ class SettingsService:
             log.warning(
                 "config.needs_restart",
                 settings=self.pending,
-                what="these settings take effect at the next start: restart the agent; from "
-                "HAMi's scheduler to none also remove the report from the Node (RUNBOOK)",
+                what="restart the agent; from HAMi's scheduler to none also remove the report from "
+                "the Node (RUNBOOK)",
             )
 
     def tell_start(self, start: SourcesRead) -> None:
@@ -227,9 +206,8 @@ class SettingsService:
         if self.values[SCHEDULER].value != "none" and not self.plan.knows_requests:
             log.warning(
                 "config.requests_unchecked",
-                what="no settings of HAMi's scheduler (files.deviceConfig): no annotation is "
-                "checked against what its pod requests; mount the ConfigMap with "
-                "device-config.yaml",
+                what="no annotation is checked against what its pod requests: mount the ConfigMap "
+                "with device-config.yaml (files.deviceConfig)",
             )
 
     def _apply(self, plan: NodeValues) -> bool:
@@ -252,23 +230,12 @@ class SettingsService:
         if any(changed):
             self.refresh()
 
-        self.copy.set(
-            LastGood(
-                written_by=__version__,
-                node=self.name,
-                labels=self.labels,
-                device_config=plan.sources.device_config,
-                own=plan.sources.own,
-                node_config=plan.sources.node_config,
-            )
-        )
+        files = plan.sources.device_config, plan.sources.own, plan.sources.node_config
+        self.copy.set(LastGood(__version__, self.name, self.labels, *files))
         return any(changed)
 
     def _refuse(self, error: SettingsError, *, asked: bool = False) -> None:
-        """Keep the settings in force, and report why: an Event and a log line for each reason.
-
-        `asked`: see `read`. The log then repeats the reason.
-        """
+        """Keep the settings in force, and report why once, or in the log to each who asked."""
         is_new = str(error) != str(self.fault)
         self.fault = error
         if is_new or asked:

@@ -274,27 +274,15 @@ class ReportProfile(enum.StrEnum):
 class ReportSettings(msgspec.Struct, frozen=True):
     """`topology_score`: write the score annotation; otherwise the reporter removes it."""
 
-    profile: Annotated[
-        ReportProfile,
-        Field(
-            "report.profile",
-            choice(*ReportProfile),
-            "Form of the register annotation, by the version of HAMi's scheduler. json: 2.8 and "
-            "later. colon: 2.5 up to and including 2.7.1.",
-            flag="--report-profile",
-            live=True,
-        ),
-    ] = ReportProfile.JSON
-    topology_score: Annotated[
-        bool,
-        Field(
-            "report.topologyScore",
-            boolean,
-            "Also write the annotation with the links between the GPUs.",
-            env=("ENABLE_TOPOLOGY_SCORE",),
-            live=True,
-        ),
-    ] = False
+    # fmt: off
+    profile: Annotated[ReportProfile, Field("report.profile", choice(*ReportProfile),
+        "Form of the register annotation, by the version of HAMi's scheduler. json: 2.8 and "
+        "later. colon: 2.5 up to and including 2.7.1.", flag="--report-profile",
+        live=True)] = ReportProfile.JSON
+    topology_score: Annotated[bool, Field("report.topologyScore", boolean,
+        "Also write the annotation with the links between the GPUs.",
+        env=("ENABLE_TOPOLOGY_SCORE",), live=True)] = False
+    # fmt: on
 
 
 # Computes the register and score annotations, and compares them with the present ones. The order of

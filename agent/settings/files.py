@@ -5,7 +5,7 @@ UTF-8, YAML aliases, several documents, more than 20 levels, repeated keys. No s
 them, and attacks use some of them. Null is absent.
 
 HAMi's files are read into the same settings, by HAMi's keys: a warning names each unknown one, and
-keys that the agent does not need have no effect, whatever their values.
+keys that the agent does not need have no effect.
 Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device plugin's
 /config/config.json; HAMi #3173 for selectors and tiers.
 """
@@ -14,7 +14,7 @@ import contextlib
 import enum
 import fnmatch
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,7 +27,7 @@ from agent.setting import Field, ValueType, WrongValue
 from agent.settings.schema import BY_KEY, HEAD, PROFILE, Setting, read_setting
 
 TOLD: Final = 20
-"""Warnings of one kind about one file; further ones are only counted."""
+"""Warnings about one file; there is no end of keys that a file can have."""
 
 
 @contextlib.contextmanager
@@ -47,15 +47,7 @@ def refuse(errors: Iterable[str]) -> None:
         raise SettingsError(f"{every[0]}{more}", every=every)
 
 
-def first_of(warnings: Sequence[str], name: str) -> list[str]:
-    """The first TOLD of the warnings about `name`, and one with the number of the others."""
-    more = len(warnings) - TOLD
-    count = [f"{name}: and {more} more are passed over"] if more > 0 else []
-    return [*warnings[:TOLD], *count]
-
-
-# Documents with places. JSON is checked by a parser of JSON, and then read as the YAML that it also
-# is: the marks of YAML are the places of its values.
+# Documents with places, which are the marks of YAML. JSON is read as the YAML that it also is.
 
 NULL, STR, MAP = (f"tag:yaml.org,2002:{name}" for name in ("null", "str", "map"))
 """Tags of YAML: the types of nodes."""
@@ -71,13 +63,14 @@ for a number with too many digits."""
 
 
 def read_yaml(content: bytes, name: str, *, is_json: bool = False) -> "Place":
-    """Read the document; an empty file is null. Messages call the file `name`.
+    r"""Read the document; an empty file is null. Messages call the file `name`.
 
-    Raises:
-        SettingsError: not UTF-8, not YAML, or one of the refused features.
+    Raises SettingsError: not UTF-8, not YAML, or one of the refused features. In JSON also an
+    escape of two parts (`\ud83d\ude00`), which YAML does not have.
     """
     try:
-        text, depth = content.decode(), 0
+        # YAML does not indent with tabs; within texts JSON has none.
+        text, depth = content.replace(b"\t", b" " if is_json else b"\t").decode(), 0
         # Aliases and depth are refused by the parser's events: composing is recursive.
         for event in yaml.parse(text, Loader=LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent)
@@ -88,6 +81,11 @@ def read_yaml(content: bytes, name: str, *, is_json: bool = False) -> "Place":
                     f"{MAX_DEPTH} levels; is it the right one?"
                 )
         node = yaml.compose(text, Loader=LOADER) or yaml.ScalarNode(NULL, "", None)
+        if is_json:
+            json.loads(content, parse_int=str)  # a too long number is refused with its place
+    except json.JSONDecodeError as error:
+        where = f"{name}:{error.lineno}:{error.colno}"
+        raise SettingsError(f"{where}: not valid JSON: {error.msg}") from error
     except yaml.MarkedYAMLError as error:
         where = _at(name, error.problem_mark)
         raise SettingsError(f"{where}: not valid YAML: {cap(str(error.problem))}") from error
@@ -99,37 +97,13 @@ def read_yaml(content: bytes, name: str, *, is_json: bool = False) -> "Place":
     return Place(name, node, is_json=is_json)
 
 
-def read_json(content: bytes, name: str) -> "Place":
-    r"""Read the document; messages call the file `name`.
-
-    Raises:
-        SettingsError: not UTF-8, not JSON, nested too deep, or with an escape of two parts
-            (`\ud83d\ude00`), which YAML does not have.
-    """
-    # What is nested too deep for the decoder, or is not UTF-8, is refused below.
-    text = content.decode(errors="surrogateescape")
-    with contextlib.suppress(RecursionError):
-        try:
-            json.loads(text, parse_int=str)  # a too long number is refused later, with its place
-        except json.JSONDecodeError as error:
-            problem = error.msg.removesuffix(" at").removesuffix(" starting")
-            raise SettingsError(
-                f"{name}:{error.lineno}:{error.colno}: not valid JSON: {problem}"
-            ) from error
-    # YAML does not indent with tabs; within texts JSON has none.
-    return read_yaml(content.replace(b"\t", b" "), name, is_json=True)
-
-
 def _at(name: str, mark: Any) -> str:  # noqa: ANN401 -- PyYAML's two parsers share no type of it
     """Format a mark as `file:line:column`, from 1."""
     return f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A value in a file. Messages call the file `file`.
-
-    Every reader raises SettingsError with the place.
-    """
+    """A value in a file, which messages call `file`. Readers raise SettingsError with the place."""
 
     file: str
     node: yaml.Node
@@ -201,13 +175,12 @@ def read_keys(
     known: Mapping[str, Field | None],
     errors: list[str],
     unknown: list[str],
-    sentence: str,
     above: str = "",
 ) -> Iterator[Setting]:
     """Yield the settings at `place` and below. Values that do not fit go to `errors`.
 
-    `known`: the setting for each path of keys; None: the key has no effect. Of each other path
-    `unknown` gets the `sentence`. `above`: the keys above `place`, each with its dot.
+    `known`: the setting for each path of keys; None: the key has no effect. Other paths go to
+    `unknown`. `above`: the keys above `place`, each with its dot.
     """
     with kept(errors):
         for key, here, value in place.pairs():
@@ -221,9 +194,17 @@ def read_keys(
                     if given is not None and not (place.is_json and given in (0, "", [])):
                         yield read_setting(field, given, value.where, value.shown())
                 elif any(name.startswith(f"{path}.") for name in known):
-                    yield from read_keys(value, known, errors, unknown, sentence, f"{path}.")
+                    yield from read_keys(value, known, errors, unknown, f"{path}.")
                 elif path not in known:
-                    unknown.append(f"{here.where}: {sentence.format(cap(above + key, 64))}")
+                    name = cap(above + key, 64)
+                    unknown.append(f"{here.where}: {name} cannot be set here; see SETTINGS.md")
+
+
+def _listed(document: Place, key: str) -> Iterator[Place]:
+    """Yield the entries of the list that the document has under `key`."""
+    for name, _, value in document.pairs():
+        if name == key:
+            yield from value.items()
 
 
 # The agent's own file.
@@ -264,8 +245,6 @@ class SettingsProfile(msgspec.Struct, frozen=True):
 
 
 OWN_KEYS: Final = BY_KEY | {"profiles": None}
-OF_FILE: Final = "unknown setting {}; `hami-agent config show` lists all"
-OF_PROFILE: Final = "a profile cannot set {}; SETTINGS.md names what it can set"
 
 
 def read_own_file(
@@ -276,19 +255,18 @@ def read_own_file(
     Raises SettingsError: the file is not YAML.
     """
     document = read_yaml(file.content, file.name)
-    settings = list(read_keys(document, OWN_KEYS, errors, errors, OF_FILE))
+    settings = list(read_keys(document, OWN_KEYS, errors, errors))
     profiles: list[SettingsProfile] = []
-    for key, _, value in document.pairs():
-        for item in value.items() if key == "profiles" else ():
-            with kept(errors):
-                profiles.append(_profile(item, errors))
+    for item in _listed(document, "profiles"):
+        with kept(errors):
+            profiles.append(_profile(item, errors))
     return settings, profiles
 
 
 def _profile(item: Place, errors: list[str]) -> SettingsProfile:
     """Read one profile. Raises SettingsError: its name or its condition is missing."""
     faults: list[str] = []
-    found = {one.field.key: one for one in read_keys(item, PROFILE, faults, faults, OF_PROFILE)}
+    found = {one.field.key: one for one in read_keys(item, PROFILE, faults, faults)}
     head: dict[str, Any] = {key: found.pop(key).value for key in HEAD if key in found}
     nodes, labels = head.get("match.nodes", ()), head.get("match.labels")
     errors += faults
@@ -341,7 +319,6 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
 """Further keys of HAMi's, for its scheduler, its webhook or MIG."""
 
 NODES, NAME, SELECTOR = "nodeconfig", "name", "nodelabelselector"
-OF_HAMI: Final = "unknown key `{}`"
 
 
 class _Expression(msgspec.Struct, forbid_unknown_fields=True):
@@ -394,8 +371,8 @@ def read_device_config(file: SourceFile, errors: list[str], warnings: list[str])
     unknown, found = list[str](), list[Setting]()
     for key, _, value in read_yaml(file.content, file.name).pairs():
         if key == "nvidia":
-            found += read_keys(value, DEVICE_KEYS, errors, unknown, OF_HAMI)
-    warnings += first_of(unknown, file.name)
+            found += read_keys(value, DEVICE_KEYS, errors, unknown)
+    warnings += unknown[:TOLD]
     return found
 
 
@@ -407,10 +384,12 @@ def read_node_config(
     Values that do not fit are warnings, and faults of the profile. Raises SettingsError with the
     place: the file cannot be parsed.
     """
-    document, unknown = read_json(file.content, file.name), list[str]()
-    list(read_keys(document, {NODES: None}, errors, unknown, OF_HAMI))
-    profiles = [one for item in _entries(document) for one in _of_entry(item, unknown)]
-    warnings += first_of(unknown, file.name)
+    document, unknown = read_yaml(file.content, file.name, is_json=True), list[str]()
+    list(read_keys(document, {NODES: None}, errors, unknown))
+    faults = list[str]()
+    items = _listed(document, NODES)
+    profiles = [one for item in items for one in _of_entry(item, faults, unknown)]
+    warnings += (faults + unknown)[:TOLD]
     return profiles
 
 
@@ -419,23 +398,16 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
 
     Raises SettingsError: not a JSON object of that form.
     """
-    document = read_json(text.encode(errors="replace"), NODES)
-    return tuple(
-        {key: value.value() for key, _, value in item.pairs()} for item in _entries(document)
-    )
+    document = read_yaml(text.encode(errors="replace"), NODES, is_json=True)
+    entries = _listed(document, NODES)
+    return tuple({key: value.value() for key, _, value in item.pairs()} for item in entries)
 
 
-def _entries(document: Place) -> Iterator[Place]:
-    for key, _, value in document.pairs():
-        if key == NODES:
-            yield from value.items()
-
-
-def _of_entry(item: Place, warnings: list[str]) -> Iterator[SettingsProfile]:
+def _of_entry(item: Place, errors: list[str], unknown: list[str]) -> Iterator[SettingsProfile]:
     """The profiles of an entry, one for each tier that it is in; none if it selects no node."""
     faults: list[str] = []
-    found = {one.field.key: one for one in read_keys(item, ENTRY_KEYS, faults, warnings, OF_HAMI)}
-    warnings += faults
+    found = {one.field.key: one for one in read_keys(item, ENTRY_KEYS, faults, unknown)}
+    errors += faults
     head: dict[str, Any] = {k: found.pop(k).value for k in (NAME, SELECTOR) if k in found}
     profile = SettingsProfile("", tuple(found.values()), faults=tuple(faults))
 

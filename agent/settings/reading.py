@@ -40,8 +40,7 @@ that asks now.
 class Sources(msgspec.Struct, frozen=True):
     """The sources of settings. A file that does not exist, or was not read yet, is None.
 
-    `file`: the path of our own file; None: the default file, if it exists. `flags`: the given
-    options by name. `host`: the host's name.
+    `file`: the path of our own file; None: the default file, if it exists.
     """
 
     file: Path | None = None
@@ -62,7 +61,7 @@ class NodeValues:
     """The merged sources, for any node. `warnings`: what has no effect, with its place.
 
     `base`: what HAMi's device-config.yaml and our own file set for all nodes. `profiles`: those of
-    our own file, then the entries of HAMi's config.json. `top`: what variables and flags set.
+    our own file, then the entries of HAMi's config.json. `top`: variables and flags.
     `knows_requests`: HAMi's device-config.yaml says how its scheduler reads requests.
     """
 
@@ -79,8 +78,7 @@ class NodeValues:
         Raises SettingsError: the values do not fit the node.
         """
         name = name or self.name
-        # While labels that decide are unknown, another entry may still take the place of a wrong
-        # one.
+        # While labels are unknown, another entry may still take the place of a wrong one.
         if not self.need_labels(name, labels):
             refuse(fault for one in self.applied(name, labels) for fault in one.faults)
         return build(self.resolve(name, labels), name, knows_requests=self.knows_requests)
@@ -110,24 +108,23 @@ class NodeValues:
         resolved = self.resolve().items()
         return {k: one.value for k, one in resolved if not one.field.live} | {NODE_NAME: self.name}
 
-    def undrained(self, ledger: Ledger) -> SettingsError | None:
-        """Why these settings are refused because of the rows of `ledger`; None: they are not.
+    def check_rows(self, ledger: Ledger) -> None:
+        """Raise SettingsError: the rows were answered under another scheduler or resource name.
 
-        If rows differ, each of their values fits. The first setting that does not fit is named.
+        If rows differ, each of their values fits.
         """
         resolved = self.resolve()
         for key in LASTING:
             setting = resolved[key]
             values = sorted({_answered_under(row, key) for row in ledger.rows} - {""})
             if values and setting.value not in values:
-                return SettingsError(
+                raise SettingsError(
                     f"{setting.origin}: {key} cannot change from {values[0]} to {setting.value} "
                     "while pods hold slices; running pods go on",
                     remedy=f"drain the node (kubectl drain {self.name}) or delete the pods that "
                     "`hami-agent status --by pod` names, or set it back; slices are held for up "
                     "to two minutes after their pod has gone",
                 )
-        return None
 
 
 def _of_first_tier(found: list[SettingsProfile]) -> list[SettingsProfile]:
@@ -147,8 +144,6 @@ def _answered_under(row: Row, key: str) -> str:
     scheduler = "none" if row.decided_by is Decider.KUBELET else "hami"
     return "" if row.adopted else scheduler
 
-
-# Variables and flags.
 
 PREFIX: Final = "HAMI_AGENT_"
 VARIABLES: Final = frozenset(field.variables[0] for field in FIELDS)
@@ -176,8 +171,7 @@ def read_surroundings(
     # named hami-agent; other names are most likely misspelled.
     errors += [
         f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a key, such as "
-        f"{PREFIX}SHARING_SPLIT_COUNT; `hami-agent config show` lists all keys; the flag --config "
-        "names the settings file"
+        f"{PREFIX}SHARING_SPLIT_COUNT; see SETTINGS.md"
         for name in sorted(environ)
         if name.startswith(PREFIX) and name not in VARIABLES and not _OF_SERVICE.search(name)
     ]
@@ -221,30 +215,23 @@ def make_plan(sources: Sources) -> NodeValues:
     )
 
 
-# Reads the files; at the start it falls back to the last good ones.
-
 DEFAULT_FILE: Final = Path("/etc/hami-agent/config.yaml")
 DEVICE_CONFIG: Final = "files.deviceConfig"
 NODE_CONFIG: Final = "files.nodeConfig"
 COPY: Final = "settings.json"
 """Name of the last good settings in the state directory."""
 
-MAX_FILE: Final = 1024 * 1024
-"""Bytes: what a ConfigMap can hold."""
+MAX_FILE: Final = 1024 * 1024  # what a ConfigMap can hold
+MAX_COPY: Final = 4 * MAX_FILE  # all files, in base64, and the labels
 DEADLINE: Final = 30.0
 """Seconds to read all files. A file system that hangs must not block the agent."""
 
-MAX_COPY: Final = 4 * 1024 * 1024
-"""Bytes: the largest files, in base64, and the labels."""
-
-_UNANSWERED = f"was not read within {DEADLINE:g} s; check the file system"
-
 
 class SourcesRead(msgspec.Struct, frozen=True):
-    """The result of one read of the sources.
+    """The result of one read. `sources`: what was read before any error.
 
-    `sources`: what was read before any error. `plan` None: they are refused, and `refusal` says
-    why. At a start with a `refusal`, `plan` is that of the last good sources.
+    `plan` None: they are refused, and `refusal` says why. At a start with a `refusal`, `plan` is
+    that of the last good sources.
     """
 
     sources: Sources
@@ -264,18 +251,18 @@ async def look(
     """Read all sources. `last`: the result of the last read, which is returned if it still holds.
 
     `good`: the sources in force. If a file of theirs is gone, everything is refused: settings do
-    not fall back to defaults while pods run. `offload` reads files and parses YAML. Files that do
-    not answer are refused.
+    not fall back to defaults while pods run. Files that do not answer are refused.
     """
     try:
         async with asyncio.timeout(DEADLINE):
             return await offload.call(_look, sources, last, good)
     except TimeoutError:
-        refusal = SettingsError(
-            f"{sources.file or DEFAULT_FILE}, or a file of HAMi's, {_UNANSWERED}"
-        )
-        told = last is not None and str(last.refusal) == str(refusal)
-        return last if last is not None and told else SourcesRead(sources, refusal=refusal)
+        file = sources.file or DEFAULT_FILE
+        text = f"{file}, or a file of HAMi's, was not read within {DEADLINE:g} s"
+        refusal = SettingsError(text, remedy="check the file system")
+        if last is not None and str(last.refusal) == str(refusal):
+            return last
+        return SourcesRead(sources, refusal=refusal)
 
 
 def _look(sources: Sources, last: SourcesRead | None, good: Sources | None) -> SourcesRead:
@@ -312,10 +299,7 @@ def _with_file(
     content = read_file(file, MAX_FILE, needed=needed)
     former = getattr(good, kind, None)
     if content is None and former is not None and former.name == str(file):
-        raise SettingsError(
-            f"{file}: was removed; the agent keeps its settings until it is back; to go on "
-            "without it, restart the agent"
-        )
+        raise SettingsError(f"{file}: was removed; put it back, or restart the agent without it")
     found = None if content is None else SourceFile(str(file), content)
     return msgspec.structs.replace(sources, **{kind: found})
 
@@ -367,8 +351,8 @@ def stand_in(copy: LastGood | None, sources: Sources, ledger: Ledger) -> NodeVal
     None: the copy says the same, is refused itself, or there is none.
     """
     with contextlib.suppress(SettingsError):
-        if copy is not None:
-            last = recalled(copy, sources)
-            if last.sources != sources and last.undrained(ledger) is None:
-                return last
+        last = recalled(copy, sources) if copy is not None else None
+        if last is not None and last.sources != sources:
+            last.check_rows(ledger)
+            return last
     return None

@@ -1,7 +1,8 @@
 """All settings of a node, and the table that their declarations make.
 
 A new setting is an attribute of one of the structs in Settings, with a Field. File, variables,
-flags, help, JSON schema and SETTINGS.md follow from it.
+flags, help, JSON schema and SETTINGS.md follow from it. Declarations are laid out by hand (`fmt:
+off`): name and type, then what help says and how else it is called, then the default.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +32,6 @@ from agent.setting import (
     node_name,
     optional_text,
     path,
-    shown,
     text,
     text_where,
     whole,
@@ -41,34 +41,21 @@ from agent.setting import (
 class HostPaths(msgspec.Struct, frozen=True):
     """Directories and sockets of this host."""
 
-    state: Annotated[
-        Path, Field("paths.state", path, "Directory of the ledger.", "--state-dir")
-    ] = Path("/var/lib/hami-agent")
-    run: Annotated[
-        Path, Field("paths.run", path, "Directory of the lock and the sockets.", "--run-dir")
-    ] = Path("/run/hami-agent")
-    kubelet_socket: Annotated[
-        Path,
-        Field(
-            "paths.kubeletSocket",
-            path,
-            "The kubelet's registration socket; the agent's own socket goes beside it.",
-            "--kubelet-socket",
-            env=("KUBELET_SOCKET",),
-        ),
-    ] = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
-    pod_resources_socket: Annotated[
-        Path,
-        Field(
-            "paths.podResourcesSocket",
-            path,
-            "The kubelet's PodResources socket.",
-            "--pod-resources-socket",
-        ),
-    ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree.")] = Path(
-        "/sys/fs/cgroup"
-    )
+    # fmt: off
+    state: Annotated[Path, Field("paths.state", path,
+        "Directory of the ledger.", "--state-dir")] = Path("/var/lib/hami-agent")
+    run: Annotated[Path, Field("paths.run", path,
+        "Directory of the lock and the sockets.", "--run-dir")] = Path("/run/hami-agent")
+    kubelet_socket: Annotated[Path, Field("paths.kubeletSocket", path,
+        "The kubelet's registration socket; the agent's own socket goes beside it.",
+        "--kubelet-socket", env=("KUBELET_SOCKET",),
+        )] = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
+    pod_resources_socket: Annotated[Path, Field("paths.podResourcesSocket", path,
+        "The kubelet's PodResources socket.", "--pod-resources-socket",
+        )] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    cgroup: Annotated[Path, Field("paths.cgroup", path,
+        "The cgroup tree.")] = Path("/sys/fs/cgroup")
+    # fmt: on
 
     @property
     def plugins(self) -> Path:
@@ -79,208 +66,85 @@ class HostPaths(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one node. `config show` lists them in this order, by section."""
 
-    node: Annotated[
-        str,
-        Field(
-            "node.name",
-            node_name,
-            "Name of this Node in Kubernetes; if not set, the host name.",
-            "--node-name",
-            env=("NODE_NAME",),
-        ),
-    ]
-    kubeconfig: Annotated[
-        str | None,
-        Field(
-            "node.kubeconfig",
-            optional_text,
-            "Kubeconfig file; if not set, the pod's service account.",
-            "--kubeconfig",
-            env=("KUBECONFIG",),
-        ),
-    ] = None
-    device_config: Annotated[
-        str,
-        Field(
-            "files.deviceConfig",
-            text,
-            "HAMi's device-config.yaml; empty: none. The default file is read only if it exists.",
-            "--device-config",
-            env=("CONFIG_FILE",),
-            other_flags=("--config-file",),
-            live=True,
-            profiled=False,
-        ),
-    ] = "/etc/hami/device-config.yaml"
-    node_config: Annotated[
-        str,
-        Field(
-            "files.nodeConfig",
-            text,
-            "HAMi's config.json with settings of nodes by name, by labels, or of all others "
-            "(`*`); empty: none. The default file is read only if it exists.",
-            "--nodeconfig",
-            live=True,
-            profiled=False,
-        ),
-    ] = "/etc/hami/config.json"
-    scheduler: Annotated[
-        str,
-        Field(
-            "scheduler",
-            choice("hami", "none"),
-            "Who chooses a container's slices. hami: HAMi's scheduler. none: the kubelet; the "
-            "agent then needs no API server. A change is refused while a pod holds slices.",
-            "--scheduler",
-        ),
-    ] = "hami"
+    # fmt: off
+    node: Annotated[str, Field("node.name", node_name,
+        "Name of this Node in Kubernetes; if not set, the host name.", "--node-name",
+        env=("NODE_NAME",))]
+    kubeconfig: Annotated[str | None, Field("node.kubeconfig", optional_text,
+        "Kubeconfig file; if not set, the pod's service account.", "--kubeconfig",
+        env=("KUBECONFIG",))] = None
+    device_config: Annotated[str, Field("files.deviceConfig", text,
+        "HAMi's device-config.yaml; empty: none. The default file is read only if it exists.",
+        "--device-config", env=("CONFIG_FILE",), other_flags=("--config-file",), live=True,
+        profiled=False)] = "/etc/hami/device-config.yaml"
+    node_config: Annotated[str, Field("files.nodeConfig", text,
+        "HAMi's config.json with settings of nodes by name, by labels, or of all others (`*`); "
+        "empty: none. The default file is read only if it exists.", "--nodeconfig", live=True,
+        profiled=False)] = "/etc/hami/config.json"
+    scheduler: Annotated[str, Field("scheduler", choice("hami", "none"),
+        "Who chooses a container's slices. hami: HAMi's scheduler. none: the kubelet; the agent "
+        "then needs no API server. A change is refused while a pod holds slices.",
+        "--scheduler")] = "hami"
     plain: PlainSettings | None
     """None: HAMi's scheduler chooses."""
 
     sharing: SharingSettings
     match: MatchSettings
-    fence: Annotated[
-        str,
-        Field(
-            "allocation.fence",
-            choice("none", "prestart"),
-            "prestart: the kubelet asks the agent before each start of a container with a GPU, and "
-            "the agent refuses it if the kubelet recorded another GPU. While no agent runs, none "
-            "starts.",
-            "--fence",
-        ),
-    ] = "none"
-    hook_path: Annotated[
-        Path,
-        Field(
-            "library.hookPath",
-            path,
-            "Host directory above vgpu/, which holds libvgpu.so and the containers' directories.",
-            "--hook-path",
-            env=("HOOK_PATH",),
-        ),
-    ] = Path("/usr/local")
-    library_version: Annotated[
-        str, Field("library.version", text, "Mount libvgpu.so.<version> if that file exists.")
-    ] = ""
+    fence: Annotated[str, Field("allocation.fence", choice("none", "prestart"),
+        "prestart: the kubelet asks the agent before each start of a container with a GPU, and "
+        "the agent refuses it if the kubelet recorded another GPU. While no agent runs, none "
+        "starts.", "--fence")] = "none"
+    hook_path: Annotated[Path, Field("library.hookPath", path,
+        "Host directory above vgpu/, which holds libvgpu.so and the containers' directories.",
+        "--hook-path", env=("HOOK_PATH",))] = Path("/usr/local")
+    library_version: Annotated[str, Field("library.version", text,
+        "Mount libvgpu.so.<version> if that file exists.")] = ""
     edits: EditSettings
-    observe: Annotated[
-        bool,
-        Field(
-            "observe",
-            boolean,
-            "Show what the agent would list and write, beside another plugin. It registers and "
-            "writes nothing; its temporary state is in the run directory.",
-            "--observe",
-        ),
-    ] = False
-    takeover: Annotated[
-        bool,
-        Field("takeover", boolean, "Serve beside another plugin of the resource.", "--takeover"),
-    ] = False
+    observe: Annotated[bool, Field("observe", boolean,
+        "Show what the agent would list and write, beside another plugin. It registers and writes "
+        "nothing; its temporary state is in the run directory.", "--observe")] = False
+    takeover: Annotated[bool, Field("takeover", boolean,
+        "Serve beside another plugin of the resource.", "--takeover")] = False
     report: ReportSettings
-    node_condition: Annotated[
-        bool, Field("report.nodeCondition", boolean, "Write the Node's condition GpuDegraded.")
-    ] = False
+    node_condition: Annotated[bool, Field("report.nodeCondition", boolean,
+        "Write the Node's condition GpuDegraded.")] = False
     health: HealthSettings
-    nvml_library: Annotated[
-        str | None,
-        Field("driver.nvmlLibrary", optional_text, "Path of libnvidia-ml.so.1.", "--nvml-library"),
-    ] = None
-    driver_root: Annotated[
-        Path,
-        Field(
-            "driver.root",
-            path,
-            "Directory with the layout of the host's /, searched first for the driver's library.",
-            "--driver-root-ctr-path",
-            env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
-            other_flags=("--container-driver-root",),
-        ),
-    ] = Path("/driver-root")
-    simulate: Annotated[
-        str | None,
-        Field(
-            "driver.simulate",
-            optional_text,
-            "Simulated GPUs: PROFILE:COUNT or unix:PATH.",
-            "--simulate",
-        ),
-    ] = None
-    on_no_driver: Annotated[
-        str,
-        Field(
-            "driver.onNoDriver",
-            # NVIDIA's FAIL_ON_INIT_ERROR is true or false.
-            choice("wait", "exit", like=dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")),
-            "If no driver answers at the start: wait for it, or exit with code 69.",
-            "--on-no-driver",
-            env=("FAIL_ON_INIT_ERROR",),
-            other_flags=("--fail-on-init-error",),
-        ),
-    ] = "wait"
+    nvml_library: Annotated[str | None, Field("driver.nvmlLibrary", optional_text,
+        "Path of libnvidia-ml.so.1.", "--nvml-library")] = None
+    driver_root: Annotated[Path, Field("driver.root", path,
+        "Directory with the layout of the host's /, searched first for the driver's library.",
+        "--driver-root-ctr-path", env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+        other_flags=("--container-driver-root",))] = Path("/driver-root")
+    simulate: Annotated[str | None, Field("driver.simulate", optional_text,
+        "Simulated GPUs: PROFILE:COUNT or unix:PATH.", "--simulate")] = None
+    # NVIDIA's FAIL_ON_INIT_ERROR is true or false.
+    on_no_driver: Annotated[str, Field("driver.onNoDriver",
+        choice("wait", "exit", like=dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")),
+        "If no driver answers at the start: wait for it, or exit with code 69.", "--on-no-driver",
+        env=("FAIL_ON_INIT_ERROR",), other_flags=("--fail-on-init-error",))] = "wait"
     paths: HostPaths
-    web_address: Annotated[
-        str, Field("web.address", text, "Address of the probes and metrics.", "--web-address")
-    ] = "127.0.0.1"
-    web_port: Annotated[
-        int,
-        Field(
-            "web.port",
-            whole(0, 65535),
-            "Port of the probes and metrics; 0: any free one.",
-            "--web-port",
-        ),
-    ] = 9394
-    web_readers: Annotated[
-        ReaderPolicy,
-        Field(
-            "web.readers",
-            choice("local", "all"),
-            "Who may read the page and /api/v1 at the port, which name pods: local or all.",
-            "--web-readers",
-        ),
-    ] = "local"
-    metric_containers: Annotated[
-        bool, Field("metrics.containers", boolean, "Name pods and containers in the metrics.")
-    ] = True
-    metric_names: Annotated[
-        HamiNames,
-        Field(
-            "metrics.hami",
-            choice("none", "current", "legacy", "both"),
-            "Serve the series of HAMi's vGPUmonitor by its names since 2.9 (current), up to 2.8 "
-            "(legacy), or both. Set none where the monitor of the same node is scraped, or sums "
-            "double. An agent that observes serves none.",
-        ),
-    ] = "current"
-    feedback: Annotated[
-        bool,
-        Field(
-            "usage.feedback",
-            boolean,
-            "Limit and hold back containers by priority while others use the same GPUs, as HAMi's "
-            "vGPUmonitor does. Set it to false where the monitor runs too: both would write.",
-        ),
-    ] = True
-    log_level: Annotated[
-        str,
-        Field(
-            "log.level",
-            choice("debug", "info", "warning", "error"),
-            "Lowest level of the log lines to write.",
-            "--log-level",
-        ),
-    ] = "info"
-    log_format: Annotated[
-        str,
-        Field(
-            "log.format",
-            choice("auto", "json", "text"),
-            "auto: text on a terminal, else JSON.",
-            "--log-format",
-        ),
-    ] = "auto"
+    web_address: Annotated[str, Field("web.address", text,
+        "Address of the probes and metrics.", "--web-address")] = "127.0.0.1"
+    web_port: Annotated[int, Field("web.port", whole(0, 65535),
+        "Port of the probes and metrics; 0: any free one.", "--web-port")] = 9394
+    web_readers: Annotated[ReaderPolicy, Field("web.readers", choice("local", "all"),
+        "Who may read the page and /api/v1 at the port, which name pods: local or all.",
+        "--web-readers")] = "local"
+    metric_containers: Annotated[bool, Field("metrics.containers", boolean,
+        "Name pods and containers in the metrics.")] = True
+    metric_names: Annotated[HamiNames, Field("metrics.hami",
+        choice("none", "current", "legacy", "both"),
+        "Serve the series of HAMi's vGPUmonitor by its names since 2.9 (current), up to 2.8 "
+        "(legacy), or both. Set none where the monitor of the same node is scraped, or sums "
+        "double. An agent that observes serves none.")] = "current"
+    feedback: Annotated[bool, Field("usage.feedback", boolean,
+        "Limit and hold back containers by priority while others use the same GPUs, as HAMi's "
+        "vGPUmonitor does. Set it to false where the monitor runs too: both would write.")] = True
+    log_level: Annotated[str, Field("log.level", choice("debug", "info", "warning", "error"),
+        "Lowest level of the log lines to write.", "--log-level")] = "info"
+    log_format: Annotated[str, Field("log.format", choice("auto", "json", "text"),
+        "auto: text on a terminal, else JSON.", "--log-format")] = "auto"
+    # fmt: on
 
     @property
     def fenced(self) -> bool:
@@ -326,20 +190,14 @@ def _read_labels(value: object) -> tuple[Requirement, ...]:
         raise WrongValue(cap(str(error))) from error
 
 
+_labels = ValueType(_read_labels, _some_text.schema)
+
 HEAD: Final = {
     field.key: field
     for field in (
         Field("name", _some_text, "Name in messages."),
-        Field(
-            "match.nodes",
-            list_of(_some_text, least=1),
-            "Names of nodes; * and ? stand for any characters.",
-        ),
-        Field(
-            "match.labels",
-            ValueType(_read_labels, _some_text.schema),
-            "A label selector in kubectl's form.",
-        ),
+        Field("match.nodes", list_of(_some_text, least=1), "Names; * and ? are patterns."),
+        Field("match.labels", _labels, "A label selector in kubectl's form."),
     )
 }
 """What a profile has beside its settings: every condition of `match` must hold."""
@@ -359,17 +217,14 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def read_setting(field: Field, value: object, where: str, written: str = "") -> Setting:
-    """Read `value` from `where` (file:line:column, variable or flag) as a setting.
+    """Read `value` from `where` (file:line:column, variable or flag). Raises SettingsError.
 
     `written`: the value as the source writes it, for a message.
-
-    Raises:
-        SettingsError: the value does not fit.
     """
     try:
         return Setting(field, field.read(value), where)
     except WrongValue as error:
-        found = written or shown(value)
+        found = written or cap(repr(value), 40)
         raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error
 
 

@@ -66,7 +66,7 @@ def test_what_all_nodes_get_is_printed_and_what_a_node_gets_by_its_name(files, c
         ["ok"],
     ] == [line.split() for line in out.splitlines()]
     assert [
-        "hami-agent: warning: device.yaml:3:3: unknown key `deviceColour`",
+        "hami-agent: warning: device.yaml:3:3: deviceColour cannot be set here; see SETTINGS.md",
         "hami-agent: note: what selects by labels is left out: config check has --label KEY=VALUE",
     ] == err.splitlines()
     assert ["all nodes", "  sharing.splitCount  8      config.yaml:2:15", "ok"] == checked(
@@ -92,7 +92,7 @@ def test_a_program_gets_the_same_as_json(files, capsys):
     data = document["data"]
 
     assert ("ConfigCheck", True) == (document["kind"], data["ok"])
-    assert ["device.yaml:3:3: unknown key `deviceColour`"] == data["warnings"]
+    assert ["device.yaml:3:3: deviceColour cannot be set here; see SETTINGS.md"] == data["warnings"]
     assert [
         {
             "name": "gpu-b",
@@ -155,11 +155,11 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         found += errors
 
     assert found == [
-        "c.yaml:1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
+        "c.yaml:1:11: sharing.splitCuont cannot be set here; see SETTINGS.md",
         "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
-        "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
+        "c.yaml:2:1: shraing cannot be set here; see SETTINGS.md",
         "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
-        "c.yaml:5:21: a profile cannot set match.node; SETTINGS.md names what it can set",
+        "c.yaml:5:21: match.node cannot be set here; see SETTINGS.md",
         "d.yaml:2:21: sharing.splitCount: expected a whole number, found `x`",
         "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found `-1`",
         "d.yaml:4:21: library.disableCoreLimit: expected true or false, found `maybe`",
@@ -172,7 +172,7 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     assert 78 == dispatch(["run", "--config", file, "--state-dir", str(tmp_path)], {})
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
+    assert "c.yaml:1:11: sharing.splitCuont cannot be set" in line
     assert line.endswith("(and 4 more)")
 
 
@@ -226,7 +226,7 @@ def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag
         ["allocation.passDeviceSpecs", "true", "--pass-device-specs"],
     ] == [line.split() for line in out.out.splitlines()[1:]]
     assert [
-        "hami-agent: warning: device.yaml:3:3: unknown key `deviceColour`",
+        "hami-agent: warning: device.yaml:3:3: deviceColour cannot be set here; see SETTINGS.md",
         "hami-agent: warning: --mig-strategy: has no effect here",
         "hami-agent: warning: --disable-core-limit: has no effect here",
         "hami-agent: warning: --report-node-capacity: has no effect here",

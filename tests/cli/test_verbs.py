@@ -137,7 +137,7 @@ def test_config_check_is_one_sentence_either_way(
     file.write_text("sharing: {split: 4}\n")
 
     assert dispatch(["config", "check", "--config", str(file)], {}) == 1
-    assert f"{file}:1:11: unknown setting sharing.split" in capsys.readouterr().err
+    assert f"{file}:1:11: sharing.split cannot be set" in capsys.readouterr().err
     assert dispatch(["config", "show", "--config", str(file)], {}) == 78
     file.write_text("sharing: {splitCount: 4}\n")
     assert dispatch(["config", "check", "--config", str(file)], {}) == 0

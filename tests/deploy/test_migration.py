@@ -70,7 +70,7 @@ def test_the_settings_for_time_slicing_are_taken():
 
 
 def test_the_configuration_of_nvidias_plugin_is_refused_with_a_sentence():
-    with pytest.raises(SettingsError, match=r"^config\.yaml:\d+:1: unknown setting version"):
+    with pytest.raises(SettingsError, match=r"^config\.yaml:\d+:1: version cannot be set"):
         make_plan(Sources(own=SourceFile("config.yaml", THEIRS.encode())))
 
 

@@ -197,7 +197,7 @@ def refused(flags: dict[str, str]) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("splitCount: 4\n  splitCuont: 5", "{}:3:3: unknown setting sharing.splitCuont"),
+        ("splitCount: 4\n  splitCuont: 5", "{}:3:3: sharing.splitCuont cannot be set"),
         ("splitCount: many", "{}:2:15: sharing.splitCount"),
     ],
 )
