@@ -439,7 +439,9 @@ def past(health: Health) -> str:
 
 
 def _happened(health: Health) -> str:
-    return health.text.removesuffix(f" [{health.runbook}]").partition("; ")[0]
+    text = health.text.removesuffix(f" [{health.runbook}]")
+    reason, _, step = text.rpartition("; ")
+    return reason if step in {*_STEPS.values(), COOLING, RELIEVED} else text
 
 
 def _sentence(reason: str, step: str, runbook: str) -> str:
