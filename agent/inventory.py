@@ -8,6 +8,7 @@ from typing import Final, NoReturn
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from agent.allocate.edits import looks_up_cdi, undefined
 from agent.allocate.room import GpuUse
@@ -43,10 +44,9 @@ from agent.model import (
 )
 from agent.ports import Clock, Driver
 
-# Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand.
-
 log = structlog.get_logger(__name__)
 
+# Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand.
 
 SCAN_PERIOD: Final = 60.0
 SCAN_DEADLINE: Final = 10.0
@@ -57,10 +57,10 @@ LAST_RETRY: Final = 30.0
 class Discovery:
     """Scans the driver and passes each scan to `found`.
 
-    A scan is tried again after 1, 2, 4, … 30 s in three cases: the driver is missing or fails; it
-    reports the same fault for all GPUs that are not `ill`, also in a new session; it fails for one
-    GPU in a way that may pass. In the first two cases the last inventory stays. `problem`: what is
-    wrong with the driver, in words; None: it answers.
+    A scan is tried again after 1, 2, 4, … 30 s if the driver is missing or fails, or reports the
+    same fault for all GPUs that are not `ill`, also in a new session: then the last inventory
+    stays; and if it fails for one GPU in a way that may pass. `problem`: what is wrong with the
+    driver, in words; None: it answers.
     """
 
     def __init__(self, driver: Driver, found: Callable[[Scan], None], *, ill: Ill) -> None:
@@ -89,20 +89,15 @@ class Discovery:
     async def _scan(self) -> bool:
         """Scan once, and again in a new session if all GPUs fail alike. False: try again soon."""
         scan: Scan | None = None
-        problem: str | None = None
-
         try:
             async with Lag().within(SCAN_DEADLINE):
                 scan = await self._driver.scan()
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()
+            fault = same_fault(scan, self._ill) if len(scan.faults) >= MANY else None
+            problem = OF_ALL + fault.text if fault is not None else None
         except (DriverError, TimeoutError) as error:
-            scan = None
             problem = str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s"
-
-        fault = same_fault(scan, self._ill) if scan and len(scan.faults) >= MANY else None
-        if fault is not None:
-            problem = OF_ALL + fault.text
 
         is_news = self.problem.set(problem)
         if scan is None or problem is not None:
@@ -121,15 +116,13 @@ DEADLINE: Final = 2.0
 class Samples:
     """Asks the GPUs of the inventory for their usage.
 
-    A GPU that is lost, gone or silent is not asked until its probes pass. Failures are not reported
-    here: the probes report them.
+    A GPU that is lost, gone or silent is not asked until its probes pass, which report failures.
     """
 
     def __init__(self, driver: Driver, inventory: Cell[Inventory]) -> None:
         self._driver = driver
         self._inventory = inventory
-        self._newest: Mapping[GpuUuid, GpuSample] = {}
-        """Of the GPUs that answered in the last round."""
+        self._newest: Mapping[GpuUuid, GpuSample] = {}  # of the GPUs that answered last
 
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
@@ -141,7 +134,6 @@ class Samples:
                     health = gpu.health
                     if gpu.there and health.condition is not Condition.LOST and not health.silent:
                         tasks.create_task(self._ask(gpu.uuid, answers))
-
             self._newest = answers
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
 
@@ -156,19 +148,14 @@ class Samples:
 
 
 # Checks the node for faults for which every new pod would be refused, and withholds all slices.
-#
-# If such a node still offers slices, controllers keep creating pods and the scheduler keeps sending
-# them there. A check raises what an Allocate would raise at that step.
+# Otherwise controllers keep creating pods, and the scheduler keeps sending them here.
 
-CHECK_PERIOD: Final = 10.0
-"""Seconds between two runs of one check while slices are on offer, unless one is wanted sooner."""
-
-LEAST: Final = 0.5
-"""Seconds between two runs at least, and while slices are withheld."""
+CHECK_PERIOD: Final = 10.0  # between two runs of a check while slices are on offer
+LEAST: Final = 0.5  # seconds between two runs at least, and while slices are withheld
 
 
 class NodeCheck(msgspec.Struct, frozen=True):
-    """A check of the node. `check` raises AgentError if `step` would fail for every new pod.
+    """`check` raises the AgentError by which `step` would fail for every new pod.
 
     `turn`: see agent.kit.timing.
     """
@@ -181,8 +168,8 @@ class NodeCheck(msgspec.Struct, frozen=True):
 class Withholder:
     """Sole writer of `reasons`: why every new pod would be refused, one sentence each.
 
-    While there are any, no slice is on offer: `withhold` is called with whether that is so when it
-    changes. `say` posts an Event about the Node.
+    While there are any, no slice is on offer: `withhold` is called when that changes. `say` posts
+    an Event about the Node.
     """
 
     def __init__(
@@ -194,8 +181,7 @@ class Withholder:
         self.reasons: Cell[tuple[str, ...]] = Cell(())
         self._checks = checks
         self._found: dict[NodeCheck, str] = {}
-        self._looks = Cell(0)
-        """How often somebody wanted all checks to run soon."""
+        self._looks = Cell(0)  # how often somebody wanted all checks to run soon
         self._withhold = withhold
         self._say = say
         self._lag = Lag()
@@ -207,14 +193,10 @@ class Withholder:
                 group.create_task(self._repeat(check))
 
     def refused(self, sentence: str) -> None:
-        """Run all checks soon: a pod was refused with this sentence.
-
-        Where it says that a disk is silent, the slices go with the refusal.
-        """
+        """Run all checks soon; where a pod's refusal says that a disk is silent, withhold now."""
         for check in self._checks:
             if sentence == _silence(check):
                 self._note(check, sentence)
-
         self.look()
 
     def look(self) -> None:
@@ -228,11 +210,10 @@ class Withholder:
             try:
                 with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, _silence(check))):
                     await check.check()
+            except StateError as error:
+                refusal = str(refusal_of(error, check.step))
             except AgentError as error:
-                refusal = str(
-                    refusal_of(error, check.step) if isinstance(error, StateError) else error
-                )
-
+                refusal = str(error)
             self._note(check, refusal)
             await looks.wait(LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn))
             await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
@@ -240,17 +221,16 @@ class Withholder:
     def _note(self, check: NodeCheck, refusal: str) -> None:
         """Note the refusal that a new pod would get. Empty: the check passed."""
         self._found[check] = refusal
-        reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
         was_withheld = bool(self.reasons.value)
+        reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
         self.reasons.set(reasons)
         if bool(reasons) == was_withheld:
             return
 
         self._withhold(bool(reasons))
         if reasons:
-            why = "; ".join(reasons)
-            log.error("slices.withheld", err=why)
-            text = f"Every new pod would be refused, so no slice is on offer: {why}"
+            text = f"Every new pod would be refused, so no slice is on offer: {'; '.join(reasons)}"
+            log.error("slices.withheld", err=text)
             self._say(NodeEvent("NothingOffered", text, warning=True))
 
         self.look()  # the others may wait for longer than is right now
@@ -261,14 +241,10 @@ def _silence(check: NodeCheck) -> str:
     return str(refusal_of(TimeoutError(), check.step))
 
 
-# Makes the slice lists for the kubelet from the inventory and the held ids.
-
-
 def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList:
     """The list for the kubelet; `before` itself if nothing in it changed.
 
-    Every GPU of the inventory is listed with all ids in use and the lowest free ids up to the
-    split count. All slices of a GPU have the same health.
+    Each GPU has all ids in use and the lowest free ones up to the split count.
     """
     groups = tuple(
         SliceGroup(
@@ -279,25 +255,19 @@ def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList
         )
         for gpu in inventory.gpus
     )
-    if before.generation > 0 and groups == before.groups:
-        return before
-
-    return SliceList(before.generation + 1, groups)
+    is_same = before.generation > 0 and groups == before.groups
+    return before if is_same else SliceList(before.generation + 1, groups)
 
 
 # Keeps the inventory: combines scans, health, held slices and settings into one value.
 
+# Seconds between two looks at the CDI specifications, which read again what changed, and for one
+# look; of directories that hang, nothing is known.
 SPECIFICATIONS_PERIOD: Final = 5.0
-"""Seconds between two looks at the CDI specifications. Only what changed is read again."""
-
 SPECIFICATIONS_DEADLINE: Final = 2.0
-"""Seconds for one look; of directories that hang, nothing is known."""
 
 IN_MIG_MODE: Final = "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
-NODE_OF_MIG: Final = (
-    "the settings name mig as this node's operating mode, which is not shared yet; set "
-    "sharing.operatingMode to hami-core or mps, or use another plugin"
-)
+NODE_OF_MIG: Final = "sharing.operatingMode is mig, which is not shared yet; set hami-core or mps"
 
 
 class InventoryKeeper:
@@ -306,13 +276,12 @@ class InventoryKeeper:
     Every method publishes at most once; all but run() at once, the list before the inventory, so
     that the kubelet hears of an unhealthy GPU before anybody else acts on it.
 
-    - `held`: the slices in use. `left_out`: the GPUs that are not shared, and why.
+    - `left_out`: the GPUs that are not shared, and why.
     - A GPU that the driver lists but cannot describe keeps its last known facts.
-    - A GPU that is gone, filtered out or no longer shareable stays, as not present, while a slice
-      of it is held. So does a GPU that is remembered as not ok and that the driver lists but has
-      not described since the agent started.
-    - So does a GPU that container runtimes do not find by its CDI name. `names` reads those that
-      are defined in these directories; None: not known.
+    - A GPU stays, as not present, in three cases: a slice of it is held while it is gone, filtered
+      out or no longer shareable; it is remembered as not ok, and the driver lists it without having
+      described it since the start; container runtimes do not find it by its CDI name.
+    - `names` reads the CDI names that are defined in these directories; None: not known.
     """
 
     def __init__(
@@ -350,7 +319,6 @@ class InventoryKeeper:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(SPECIFICATIONS_DEADLINE):
                         defined = await self._names(edits.cdi_spec_dirs)
-
             self._defined, self._is_unread = defined, False
             self.refresh()
             await changes.wait(period)
@@ -395,8 +363,7 @@ class InventoryKeeper:
         }
         found = {gpu.uuid for gpu in self._scan.gpus} | {one.gpu for one in self._scan.faults}
         missing = (self._held.keys() | unwell | self._facts.keys()) - found
-        faults = attributed(self._scan.faults, missing)
-        scan = msgspec.structs.replace(self._scan, faults=faults)
+        scan = replace(self._scan, faults=attributed(self._scan.faults, missing))
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in listed}
@@ -414,16 +381,13 @@ class InventoryKeeper:
             withheld=self._withheld,
         )
         if new != old:
-            new = msgspec.structs.replace(new, generation=old.generation + 1)
+            new = replace(new, generation=old.generation + 1)
 
         slices = slice_list(new, self._held, self._slices.value)
         if self._slices.set(slices):
-            log.info(
-                "list.changed",
-                generation=slices.generation,
-                slices=sum(len(group.ids) for group in slices.groups),
-                healthy=sum(len(group.ids) for group in slices.groups if group.healthy),
-            )
+            count = sum(len(group.ids) for group in slices.groups)
+            healthy = sum(len(group.ids) for group in slices.groups if group.healthy)
+            log.info("list.changed", slices=count, healthy=healthy, generation=slices.generation)
 
         self._inventory.set(new)
 
@@ -451,9 +415,7 @@ class InventoryKeeper:
             is_present = known is not None and is_there and not (is_filtered or obstacle)
 
             if fault and not is_filtered and not is_present:
-                left_out[uuid] = msgspec.structs.replace(
-                    fault, text=obstacle or f"{fault.text}; {fault.remedy}"
-                )
+                left_out[uuid] = replace(fault, text=obstacle or f"{fault.text}; {fault.remedy}")
             elif obstacle and uuid in described:
                 left_out[uuid] = GpuFault(uuid, obstacle, index=gpu.index)
 
@@ -498,17 +460,13 @@ def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
         return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
     if registered_mib(gpu.memory_mib, settings) is None:
         return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
-
     return ""
 
 
 # Amounts that the scheduler may have decided by.
 
-WINDOW = 60.0
-"""Seconds for which a former amount counts, because the scheduler may have decided by it."""
-
-LIMIT = 1024
-"""The most former inventories that are kept; the oldest are dropped first."""
+WINDOW = 60.0  # seconds for which a former amount counts
+LIMIT = 1024  # the most former inventories that are kept; the oldest are dropped first
 
 Amounts = Mapping[GpuUuid, GpuUse]
 
@@ -518,8 +476,7 @@ class RecentlyRegistered:
 
     def __init__(self, inventory: Cell[Inventory]) -> None:
         self._inventory = inventory
-        self._former: deque[tuple[float, Inventory]] = deque(maxlen=LIMIT)
-        """Each with the time until which it counts."""
+        self._former: deque[tuple[float, Inventory]] = deque(maxlen=LIMIT)  # with its end
 
     async def run(self) -> None:
         """Follow the inventory for ever."""

@@ -500,9 +500,7 @@ class LastGood(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     """One generation of the state.
 
-    `boot_id`: the boot in which the health memory was written. `booted_at`: the time of that boot,
-    by the same clock as the times in the health memory; if the clock was set since, it differs from
-    the boot time now. `machine_id`: the host.
+    `boot_id`: the boot in which the health memory was written. `machine_id`: the host.
     """
 
     generation: int = 0
@@ -510,4 +508,3 @@ class State(msgspec.Struct, frozen=True):
     machine_id: str = ""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     health: Mapping[GpuUuid, Health] = msgspec.field(default_factory=dict)
-    booted_at: dt.datetime | None = None

@@ -1,7 +1,4 @@
-"""A node as the agent, its verbs and its settings see it.
-
-The agent's own checks, what is seen of the host and of the Node, cordons, what a drain allows.
-"""
+"""The agent's own checks, what is seen of the host and of the Node, cordons."""
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
@@ -13,14 +10,13 @@ from agent.model import GpuUuid
 
 # The agent's own checks, and whether they make it ready or degraded.
 
-STANDBY = "instance"
-"""The check that fails while another agent serves the host."""
+STANDBY = "instance"  # the check that fails while another agent serves the host
 
 
 class Check(msgspec.Struct, frozen=True):
     """One check of the agent, as in `/api/v1`. `text` says what is wrong and what to do.
 
-    A failed check that is not `required` degrades the agent but never makes it unready.
+    Only a failed check that is `required` makes the agent unready; others degrade it.
     """
 
     name: str
@@ -42,23 +38,6 @@ def degraded(checks: Iterable[Check]) -> tuple[Check, ...]:
 # What doctor sees of the host.
 
 
-class PathFacts(msgspec.Struct, frozen=True):
-    """The state of a path.
-
-    - `kind`: directory, socket, file or another; empty: it does not exist.
-    - `failure`: the number of the error that a new file in the directory would meet, or the
-      creation of a missing one; 0: none.
-    - `ours`: its owner is root or the agent's user.
-    """
-
-    path: str
-    kind: str
-    owner: int = 0
-    mode: int = 0
-    failure: int = 0
-    ours: bool = True
-
-
 class PluginSocket(msgspec.Struct, frozen=True):
     """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
 
@@ -75,10 +54,7 @@ class PluginSocket(msgspec.Struct, frozen=True):
 
 
 class Right(msgspec.Struct, frozen=True):
-    """One permission: a verb on a resource. `name`: of the object; empty: any object.
-
-    `selector`: the field selector of the request.
-    """
+    """One permission: a verb on a resource. `name`: of the object; empty: any object."""
 
     verb: str
     resource: str
@@ -100,9 +76,7 @@ def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
     """
     condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
     return (
-        Right("get", "nodes", name=node),
-        Right("watch", "nodes", name=node),
-        Right("patch", "nodes", name=node),
+        *(Right(verb, "nodes", name=node) for verb in ("get", "watch", "patch")),
         Right("list", "pods", selector=f"spec.nodeName={node}"),
         Right("watch", "pods", selector=f"spec.nodeName={node}"),
         Right("patch", "pods/status"),
@@ -113,10 +87,9 @@ def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
 
 
 class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, as one GET shows it.
+    """The Node, as one GET shows it, with the amounts of the agent's resource in its status.
 
-    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
-    - `written`: when an agent last wrote the register annotation; None: not known.
+    `written`: when an agent last wrote the register annotation; None: not known.
     """
 
     name: str
@@ -131,10 +104,9 @@ class NodeSight(msgspec.Struct, frozen=True):
         return None if self.written is None else (now - self.written).total_seconds()
 
 
-# Reads the annotation `hami.io/device-cordon` of a Node.
-#
-# It is a comma list of GPU UUIDs on which HAMi's scheduler, from 2.10 on, places no new pods.
-# Spaces around a UUID and empty parts do not count (HAMi v2.10 pkg/device/nvidia/device.go).
+# The annotation `hami.io/device-cordon` of a Node: a comma list of GPU UUIDs on which HAMi's
+# scheduler, from 2.10 on, places no new pods. Spaces around a UUID and empty parts do not count
+# (HAMi v2.10 pkg/device/nvidia/device.go).
 
 
 class ReportedGpu(msgspec.Struct, frozen=True):

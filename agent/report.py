@@ -134,12 +134,9 @@ def gpu_events(
 ) -> tuple[NodeEvent, ...]:
     """The Events for the differences between `old` and `new`.
 
-    - On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive, GpuReleased
-      and GpuInventoryChanged. Several GPUs with the same text share one Event.
-    - On each pod that holds a GPU which became unusable: GpuDegradedForPod. If only the pod's name
-      is known, the Event is on the Node.
-
-    `left_out`: GPUs for which another Event says why they are no longer shared.
+    Those about health and inventory are on the Node; GPUs with the same text share one.
+    GpuDegradedForPod is on each pod that holds a GPU which became unusable. `left_out`: GPUs for
+    which another Event says why they are no longer shared.
     """
     return (*_of_health(old, new), *_of_inventory(old, new, left_out), *_of_pods(old, new, ledger))
 
@@ -153,14 +150,10 @@ def gpus_in_words(gpus: Iterable[SharedGpu]) -> str:
 
 
 def pods_holding(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple[str, ...]:
-    """The pods that have slices of these GPUs, as namespace/name.
-
-    A row without a known pod is left out, and so is a pod that has ended, while that can be seen.
-    """
+    """The known pods that have slices of these GPUs, as namespace/name, without ended ones."""
     rows = ledger.rows if table.stale else ledger.living(table).rows
     using = (row for row in rows if row.holder and not set(gpus).isdisjoint(row.gpus))
-    known = {(row.namespace, row.pod) for row in using}
-    return tuple(sorted("/".join(pod) for pod in known))
+    return tuple(sorted({f"{row.namespace}/{row.pod}" for row in using}))
 
 
 def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
@@ -201,8 +194,8 @@ def _state(health: Health) -> tuple[object, ...]:
     """The part of health that an Event reports. Bad equals lost, and ok equals watched."""
     if _is_well(health):
         return ()
-    # What an unhealthy GPU needs counts, also where it needs less: whoever reads Events alone would
-    # go on to reboot the node for a GPU that is back and cools down.
+    # What an unhealthy GPU needs counts, also where it needs less: one that is back and cools down
+    # needs no reboot of the node any more.
     return (health.action,) if health.ill else (health.cause, health.serving)
 
 
@@ -236,9 +229,9 @@ def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEve
         text = f"{gpus_in_words([gpu])}, which {who} holds: {_harm(gpu)}."
         text += " The agent does not stop the pod."
         event = NodeEvent("GpuDegradedForPod", text, warning=True)
-        # Without the UID of the pod, the Event is on the Node.
-        of_pod = msgspec.structs.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
-        yield of_pod if uid else event
+        if uid:  # without it, the Event is on the Node
+            event = msgspec.structs.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
+        yield event
 
 
 def _harm(gpu: SharedGpu) -> str:
@@ -253,8 +246,7 @@ def _harm(gpu: SharedGpu) -> str:
 def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
     """The Node condition GpuDegraded: whether GPUs of this node are not served, and which.
 
-    `since` is the earliest `since` of the unhealthy GPUs, so it survives a restart. If none is
-    unhealthy and some are only absent, it is `now`.
+    `since` is the earliest one of the unhealthy GPUs, so it survives a restart.
     """
     # A GPU that is kept only because a container holds a slice of it does not count.
     gpus = [gpu for gpu in inventory.gpus if gpu.present or gpu.wanted]
@@ -263,8 +255,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
         text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
         since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
     else:
-        few = {0: "there are no GPUs to share", 1: "the only GPU is served"}
-        text = few.get(len(gpus), f"all {len(gpus)} GPUs are served")
+        text = f"all GPUs are served: {len(gpus)}" if gpus else "there are no GPUs to share"
         since = max((gpu.health.since for gpu in gpus), default=now)
 
     reason = "NotServed" if ill else "AllServed"
@@ -283,8 +274,8 @@ async def follow_gpus(
 ) -> None:
     """Write Events for the differences from one inventory to the next.
 
-    The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
-    GPUs about which follow_left_out() writes Events.
+    The first one makes no Event, so a restarted agent repeats none. `left_out`: follow_left_out()
+    writes their Events.
     """
     said: Inventory | None = None
     async for found in inventory.follow():
@@ -304,8 +295,7 @@ async def follow_left_out(
 ) -> None:
     """Write an Event for each GPU that is left out, and another when the reason changes.
 
-    A lost or unhealthy GPU that is still in the inventory gets no Event here, because follow_gpus()
-    has written one. Exception: health checks are off.
+    Not for a lost or unhealthy GPU of the inventory, unless health checks are off: follow_gpus().
     """
     before: tuple[GpuFault, ...] = ()
     async for faults in left_out.follow():
@@ -333,68 +323,54 @@ async def keep_condition(
     A Node that is created again has none. A condition that differs only in `since` is not written.
     Raises ApiError; it can be started again.
     """
-    written: tuple[str, NodeCondition] | None = None
-    """What was written, and the UID of the Node."""
-    news = News(inventory, node)
-
+    # No Node has an empty UID: nothing is written yet.
+    uid, written, news = "", gpu_degraded(inventory.value, clock.now()), News(inventory, node)
     while True:
         found, seen = inventory.value, node.value
         if seen is not None and found.generation:  # before, the driver was not asked
             wanted = gpu_degraded(found, clock.now())
-            if written is not None and (seen.uid, wanted.status) == (written[0], written[1].status):
+            if seen.uid == uid and wanted.status == written.status:
                 # It has lasted since then.
-                wanted = msgspec.structs.replace(wanted, since=written[1].since)
-            if (seen.uid, wanted) != written:
+                wanted = msgspec.structs.replace(wanted, since=written.since)
+            if (seen.uid, wanted) != (uid, written):
                 await write(wanted)
-                written = seen.uid, wanted
-
+                uid, written = seen.uid, wanted
         await news.wait()
 
 
 # Keeps the Node's register annotation equal to the inventory.
 #
-# - The reporter writes only if the two differ in meaning, whoever wrote the annotation.
-# - It never writes an empty list. It repeats a failed write, soon once a lost API server is back.
+# - The reporter writes only if the two differ in meaning, and never an empty list.
 # - If another writer keeps changing the annotation, it corrects that seldom and posts an Event.
 # - It stamps every 30 s only for schedulers up to and including 2.7.1: they drop a node after 60 s.
 
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
 SPREAD = 1.0
-"""Seconds over which nodes spread their writes of a changed inventory, and their writes to an API
-server that is back. A changed health is written at once."""
+"""Seconds over which nodes spread their writes, unless a health has changed."""
 
 CORRECTIONS = 5, 120.0
 """Of another writer's text: so many at once, then one in so many seconds."""
 
 CONFLICT = (
-    f"another writer keeps changing the Node annotation {REGISTER}: stop the other device plugin of"
-    " this node; until then it is corrected every 2 minutes, and when the GPUs change"
+    f"another writer keeps changing the Node annotation {REGISTER}, which is corrected every 2"
+    " minutes: stop the other device plugin of this node"
 )
 
 TICK = 0.001
-"""Seconds: less than a clock may resolve. A write that is due so soon is made now."""
+"""Seconds: less than a clock may resolve."""
 
 STAMP_EVERY = 30.0
 """Seconds between stamps."""
 
 UNSEEN = "the Node has not been seen yet"
 
-
-Reason = Literal[
-    "inventory",
-    "health",  # of a GPU that is reported; others may differ in more
-    "foreign",  # another writer changed what the agent wrote
-    "stamp",  # nothing differs, but the scheduler needs a stamp
-]
-"""Why the annotation is written."""
+Reason = Literal["inventory", "health", "foreign", "stamp"]
+"""Why the annotation is written: foreign: another writer changed it; stamp: nothing differs."""
 
 
 class ReportCells(msgspec.Struct, frozen=True):
-    """The facts that the reporter reads.
-
-    `returns`: how often the API server came back after it was lost.
-    """
+    """The facts that the reporter reads. `returns` counts how often the API server came back."""
 
     inventory: Cell[Inventory]
     node: Cell[NodeView | None]
@@ -405,10 +381,8 @@ class ReportCells(msgspec.Struct, frozen=True):
 class Reporter:
     """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
 
-    `unreported`: why the API server does not hold the report of the inventory; empty: it does.
-
-    If it `observes`, it writes nothing, and `pending` has what it would write: annotations, None
-    removes one. Stamps are not among them.
+    `unreported`: why the API server does not hold the report of the inventory; empty: it does. If
+    it `observes`, it writes nothing: `pending` has what it would write (None removes one).
     """
 
     def __init__(
@@ -515,7 +489,7 @@ class Reporter:
         loop, cells = asyncio.get_running_loop(), self._cells
         is_stamped = cells.settings.value.profile is ReportProfile.COLON
         stamp = encode_reported(self._clock.now()) if is_stamped else None
-        news = News(cells.inventory, cells.settings, cells.returns)
+        news = News(cells.returns)
         self._spread = None
 
         try:
@@ -525,7 +499,8 @@ class Reporter:
             if self.unreported.set(str(error)):
                 log.warning("report.failed", err=str(error), again_in=round(delay, 3))
             self.failures.add(str(error.status or "none"))
-            # Another report, or an API server that is back, ends a wait that is the agent's own.
+            # An API server that is back ends a wait that is the agent's own. A change does not: in
+            # an outage, a storm of XIDs would be a storm of requests.
             if error.retry_after is not None or isinstance(error, ApiThrottled):
                 await asyncio.sleep(delay)
             else:

@@ -13,7 +13,6 @@ from msgspec.structs import asdict
 
 from agent.cluster import NodeEvent
 from agent.errors import Refusal, StateCorrupt, StateError, cap
-from agent.health.judge import stepped
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Tally, await_event
 from agent.ledger import PLAIN, ContainerKey, Decider, Holder, JournalEntry, Ledger, Row, State
@@ -112,6 +111,7 @@ def encode_state(state: State) -> bytes:
         "generation": state.generation,
         "boot_id": state.boot_id,
         "machine_id": state.machine_id,
+        "booted_at": None,  # by it, version 0.1.0 follows a step of the clock
         # Version 0.1.0 looks for an outbox, for the names of a holder beside its row, and for `uid`
         # and `recorded`.
         "ledger": {
@@ -126,7 +126,6 @@ def encode_state(state: State) -> bytes:
             ],
         },
         "health": {str(uuid): state.health[uuid] for uuid in sorted(state.health)},
-        "booted_at": state.booted_at,
     }
     return seal(KIND, value)
 
@@ -190,14 +189,10 @@ class Recovered(msgspec.Struct, frozen=True):
     keep: str = PREVIOUS
 
 
-async def recover(
-    disk: Disk, *, boot_id: str, machine_id: str, booted_at: dt.datetime | None = None
-) -> Recovered:
+async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
     """The newest readable generation of this host, or an empty one. Nothing is written.
 
     - If the newest generation is unreadable, the one before it is used, and `notice` says so.
-    - `booted_at`: the time of the boot by the present clock. Within one boot, the times of health
-      follow a step of the clock.
     - Without a machine id, as in a container, the state of any machine is accepted.
 
     Raises:
@@ -224,9 +219,6 @@ async def recover(
                 raise problem
         state = State(boot_id=boot_id, machine_id=machine_id)
 
-    before = state.booted_at if state.boot_id == boot_id else None
-    health = {uuid: stepped(one, before, booted_at) for uuid, one in state.health.items()}
-    state = msgspec.structs.replace(state, health=health, booted_at=booted_at)
     if not problems or is_new:
         return Recovered(state)
 

@@ -20,30 +20,28 @@ from agent.node import Check, is_ready, read_cordon
 from agent.settle import REJECTED
 from agent.usage import ContainerUse
 
-# The documents of `/api/v1` as JSON, for the agent that writes them and the commands that read.
-#
-# Keys are in camelCase. A reader ignores unknown keys and fills in missing ones, so that an agent
-# and a command of neighbouring versions understand each other.
+# The documents of `/api/v1` as JSON. A reader ignores unknown keys and fills in missing ones, so
+# that an agent and a command of neighbouring versions understand each other.
 
 API_VERSION: Final = "hami-agent/v1"
 FIRST_YEAR: Final = 1970
 """An answer of a time before it is of no agent: ages by it would be nonsense."""
 
 Moment: TypeAlias = Annotated[dt.datetime, msgspec.Meta(tz=True)]
-"""A time with its offset: one without cannot be compared with others."""
+"""A time with its offset."""
 
 Mib: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 """MiB; a larger number in a document of others overflows where a reader makes GiB of it."""
 
 
-class Document(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The base of all documents."""
+class Document(msgspec.Struct, frozen=True, rename="camel"):
+    """The base of all documents; their keys are in camelCase."""
 
 
 class LockStatus(Document, frozen=True):
-    """HAMi's lock on the Node. `holder`: `namespace/pod`, empty if the lock names none.
+    """HAMi's lock on the Node. `since`: None if it cannot be read; `holder` is its text then.
 
-    `since`: None if the lock cannot be read; `holder` is its text then.
+    `holder`: `namespace/pod`; empty if the lock names none.
     """
 
     since: Moment | None
@@ -53,9 +51,8 @@ class LockStatus(Document, frozen=True):
 class NodeStatus(Document, frozen=True):
     """The node and its agent. `version` and `started_at` are absent where no agent answered.
 
-    - `scheduler`: `hami`, or `none` if the kubelet decides alone.
-    - `checks`: all readiness checks, with a text if they fail; `ready`: no required one fails.
-    - `kubelet`: the state of the registration as a phrase.
+    `scheduler`: `hami`, or `none` if the kubelet decides alone. `ready`: no required check fails.
+    `kubelet`: the state of the registration as a phrase.
     """
 
     name: str
@@ -76,13 +73,11 @@ class NodeStatus(Document, frozen=True):
 
 
 class GpuStatus(Document, frozen=True):
-    """One GPU.
+    """One GPU. `condition`: ok, watch, bad, lost or unmonitored. None: it is not known.
 
-    - `index`: None if it is not known. `condition`: ok, watch, bad, lost or unmonitored.
     - `serving`: new containers may get it. `obstacles`: why not, besides its health.
     - `slices_held`: by containers that work on it. The kubelet may have booked another GPU's.
     - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
-    - `used_mib`, `gpu_percent`: measured now; None if the driver does not say.
     """
 
     uuid: str
@@ -131,8 +126,7 @@ class GpuStatus(Document, frozen=True):
 class ShareStatus(Document, frozen=True):
     """A part of one GPU. `memory_mib` 0: all of its memory; None: not limited.
 
-    `used_mib`: memory that the container uses of it. `gpu_percent`: the share of the whole GPU's
-    time in which its kernels ran; the sum over processes may exceed 100. None: not known.
+    `used_mib`, `gpu_percent`: of the GPU's memory and time; the sum of processes may exceed 100.
     """
 
     gpu: str
@@ -144,15 +138,12 @@ class ShareStatus(Document, frozen=True):
 
 
 class AllocationStatus(Document, frozen=True):
-    """What one container holds.
+    """What one container holds. `pod` and `namespace` are empty while they are not known.
 
-    - `pod` and `namespace` are empty while the holder is not known.
-    - `confirmed`: the present kubelet has recorded the answer; None: not known.
-    - `mismatched`: the kubelet recorded slices of other GPUs.
+    - `confirmed`: the present kubelet has recorded the answer; `mismatched`: with other GPUs.
     - `ended`: it runs no more, and its share counts no more in what is promised.
-    - `last_kernel`: when a process or a kernel of it last started on a GPU; None: not known.
-      `unread`: why, if a person should know.
-    - `unkept`: why nothing keeps its limits; empty: HAMi-core does, or its pod is not known.
+    - `last_kernel`: when a process or a kernel of it last started on a GPU. `unread`: why its use
+      is not known. `unkept`: why nothing keeps its limits.
     """
 
     namespace: str
@@ -179,10 +170,10 @@ class SettingStatus(Document, frozen=True):
 
 
 class StatusDocument(Document, frozen=True):
-    """All of a node. `journal_since`: refusals and changes before that time are not known.
+    """All of a node. What is None, the source does not know.
 
-    `standing`: the refusals whose pod is still there. None instead of `allocations`, `refusals`,
-    `changes` or `standing`: the source does not know them.
+    `journal_since`: refusals and changes before that time are not known. `standing`: the refusals
+    whose pod is still there.
     """
 
     node: NodeStatus
@@ -209,25 +200,18 @@ D = TypeVar("D")
 def envelope(kind: str, data: object, at: dt.datetime) -> bytes:
     """The answer with this data as JSON; `data` may be encoded already, as `msgspec.Raw`."""
     raw = data if isinstance(data, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(data))
-    return msgspec.json.encode(
-        Envelope(api_version=API_VERSION, kind=kind, generated_at=at, data=raw)
-    )
+    return msgspec.json.encode(Envelope(API_VERSION, kind, at, raw))
 
 
 def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datetime]:
     """The data of an answer of that kind, and when it was made. Raises MalformedText."""
     try:
         found = msgspec.json.decode(content, type=Envelope)
-        if found.api_version != API_VERSION or found.kind != kind:
-            raise MalformedText(
-                f"the answer is a {found.kind} of {found.api_version}; "
-                f"expected a {kind} of {API_VERSION}"
-            )
+        was, at = f"{found.kind} of {found.api_version}", found.generated_at.astimezone(dt.UTC)
+        if was != f"{kind} of {API_VERSION}" or at.year < FIRST_YEAR:
+            raise MalformedText(f"the answer is a {was} of {at.year}; expected a {kind}")
 
-        if found.generated_at.year < FIRST_YEAR:
-            raise MalformedText(f"the answer is of the year {found.generated_at.year}")
-
-        return msgspec.json.decode(found.data, type=form), found.generated_at.astimezone(dt.UTC)
+        return msgspec.json.decode(found.data, type=form), at
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise MalformedText(f"the answer is no {kind} of {API_VERSION}: {error}") from error
 
@@ -242,15 +226,10 @@ COMPARED: Final = 200
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
-    """What the documents, the page and the metrics are made of, read at one moment.
+    """What documents, page and metrics are made of; a standby knows only `about` and `checks`.
 
-    A standby knows only `about` and `checks`.
-
-    - `about`: what does not come from the other values. `node`: as the watch last showed it.
-    - `newest`: the newest sample of a GPU. `used`: what a container uses.
-    - `journal_since`: changes and refusals before that time are not known.
-    - `pods`: tells which containers have ended. `settings`: those in force.
-    - `kubelet`: the present instance; None: there is none, or it is not known.
+    `about`: what does not come from the other values. `newest`: the newest sample of a GPU. `used`:
+    what a container uses. `kubelet`: the present instance.
     """
 
     now: dt.datetime
@@ -306,13 +285,11 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     closed = read_cordon(facts.node.annotations.get(CORDON) if facts.node else None)
     living = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
-    # Where the scheduler chose the GPUs, the kubelet's ids do not name them.
+    # Where the scheduler chose the GPUs, the kubelet's ids do not name them. All others work on
+    # what the kubelet booked; ids that several rows have count once.
     placed = [row for row in living if row.decided_by is Decider.SCHEDULER and row.shares]
     held = Counter(share.uuid for row in placed for share in row.shares)
-    # All others work on what the kubelet booked. Several rows may have the same ids, which count
-    # once: of an init container, or of an answer that was not booked.
-    others = (row for row in living if row.decided_by is not Decider.SCHEDULER or not row.shares)
-    booked = Ledger(tuple(others)).held_ids
+    booked = Ledger(tuple(row for row in living if row not in placed)).held_ids
     held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
@@ -355,12 +332,8 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     """What each container holds, by namespace, pod and container."""
     labels = gpu_labels(facts.inventory)
     rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
-    return tuple(
-        sorted(
-            (_allocation(row, labels, facts) for row in rows),
-            key=operator.attrgetter("namespace", "pod", "container"),
-        )
-    )
+    found = (_allocation(row, labels, facts) for row in rows)
+    return tuple(sorted(found, key=operator.attrgetter("namespace", "pod", "container")))
 
 
 def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
@@ -377,26 +350,17 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
     use = None if is_over else facts.used(row.key)
     # HAMi-core's region keeps the last figures of a GPU that is lost.
     lost = {one.uuid for one in facts.inventory.gpus if one.health.condition is Condition.LOST}
-    used = {one.uuid: one for one in use.gpus if one.uuid not in lost} if use else {}
-
-    given = [ShareStatus(gpu=labels.get(uuid, uuid), uuid=uuid) for uuid in row.gpus]
-    limits = [
-        ShareStatus(labels.get(one.uuid, one.uuid), one.uuid, one.memory_mib, one.core_percent)
-        for one in row.limits
-    ]
+    of_gpus = [one for one in use.gpus if one.uuid not in lost] if use else []
+    used = {one.uuid: (one.memory.total // MIB, one.sm_percent) for one in of_gpus}
+    limits: list[tuple[GpuUuid, int | None, int | None]]
+    limits = [(one.uuid, one.memory_mib, one.core_percent) for one in row.limits]
     return AllocationStatus(
-        namespace=row.namespace,
-        pod=row.pod,
-        container=row.holder.container if row.holder else "",
-        shares=tuple(
-            msgspec.structs.replace(
-                one,
-                used_mib=used[one.uuid].memory.total // MIB,
-                gpu_percent=used[one.uuid].sm_percent,
-            )
-            if one.uuid in used
-            else one
-            for one in limits or given
+        row.namespace,
+        row.pod,
+        row.holder.container if row.holder else "",
+        tuple(
+            ShareStatus(labels.get(uuid, uuid), uuid, *limit, *used.get(uuid, (None, None)))
+            for uuid, *limit in limits or [(uuid, None, None) for uuid in row.gpus]
         ),
         since=row.answered_at,
         confirmed=confirmed,
@@ -423,16 +387,14 @@ def gpu_labels(inventory: Inventory) -> Mapping[GpuUuid, str]:
 
 def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     """HAMi's lock on the Node; None if it is free."""
-    text = annotations.get(MUTEX_LOCK)
-    if text is None:
+    if (text := annotations.get(MUTEX_LOCK)) is None:
         return None
 
     try:
         lock = decode_node_lock(text)
+        return LockStatus(lock.stamp, "/".join(lock.owner or ()))
     except MalformedText:
-        return LockStatus(since=None, holder=cap(text))
-
-    return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
+        return LockStatus(None, cap(text))
 
 
 # What `status`, `top` and the page show, in the same words.
@@ -454,12 +416,12 @@ ALSO: Final = 5
 
 GPU_COLUMNS: Final = (
     Column("GPU"),
-    Column("MODEL", rank=4, least=6),
+    Column("MODEL", rank=4, least=10),
     Column("HEALTH"),
     Column("SLICES", right=True),
     Column("ALLOCATED", right=True),
     Column("FREE", right=True),
-    Column("CORES", rank=1, right=True),
+    Column("CORES", rank=5, right=True),
     Column("USED", rank=3, right=True),
     Column("UTIL", rank=3, right=True),
     Column("PHYSICAL", rank=5, right=True),
@@ -492,28 +454,23 @@ def heads(node: NodeStatus, now: dt.datetime) -> list[list[str]]:
     """The node and its agent, the settings in force, and the lock if it is held: lines in parts."""
     ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
     up = f" up {age(node.started_at, now)}" if node.started_at else ""
-    lines = [
-        [
-            f"{cap(node.name)}  {ready}",
-            node.version and f"agent {cap(node.version)}{up}",
-            node.driver and f"driver {cap(node.driver)}",
-            node.kubelet and f"kubelet: {cap(node.kubelet)}",
-            "observes only" if node.observe else "",
-        ]
+    about = [
+        f"{cap(node.name)}  {ready}",
+        node.version and f"agent {cap(node.version)}{up}",
+        node.driver and f"driver {cap(node.driver)}",
+        node.kubelet and f"kubelet: {cap(node.kubelet)}",
+        "observes only" if node.observe else "",
     ]
-
-    if node.split_count is not None:
-        memory, cores = node.memory_scaling, node.core_scaling
-        lines.append(
-            [
-                f"settings  {node.split_count} slices for each GPU",
-                "" if memory is None else f"memory x{memory:g}",
-                "" if cores is None else f"cores x{cores:g}",
-                f"scheduler {cap(node.scheduler)}",
-                cap(node.resource),
-                "profiles " + cap(", ".join(node.profiles)) if node.profiles else "",
-            ]
-        )
+    memory, cores = node.memory_scaling, node.core_scaling
+    settings = [
+        f"settings  {node.split_count} slices for each GPU",
+        "" if memory is None else f"memory x{memory:g}",
+        "" if cores is None else f"cores x{cores:g}",
+        f"scheduler {cap(node.scheduler)}",
+        cap(node.resource),
+        "profiles " + cap(", ".join(node.profiles)) if node.profiles else "",
+    ]
+    lines = [about, *[settings] * (node.split_count is not None)]
 
     if node.lock is not None:
         held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
@@ -567,7 +524,6 @@ def pod_rows(found: StatusDocument, now: dt.datetime) -> list[list[str]]:
     pairs = [(one, share) for one in found.allocations or () for share in one.shares]
     pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
     booked = {True: "recorded", False: "not recorded", None: UNKNOWN}
-    # HAMi-core misses some kernels, as of CUDA graphs: a container that computes is not idle.
     return [
         [
             cap(one.namespace, 64) or UNKNOWN,
@@ -578,12 +534,22 @@ def pod_rows(found: StatusDocument, now: dt.datetime) -> list[list[str]]:
             gib(share.used_mib),
             "any" if share.cores == 0 else percent(share.cores),
             percent(share.gpu_percent),
-            UNKNOWN if any(each.gpu_percent for each in one.shares) else age(one.last_kernel, now),
+            _idle(one, now),
             age(one.since, now),
             "ended" if one.ended else "other GPUs" if one.mismatched else booked[one.confirmed],
         ]
         for one, share in pairs
     ]
+
+
+def _idle(one: AllocationStatus, now: dt.datetime) -> str:
+    """How long a container has started nothing on a GPU."""
+    # HAMi-core misses some kernels, as of CUDA graphs: a container that computes is not idle.
+    if any(share.gpu_percent for share in one.shares):
+        return "busy"
+
+    is_read = any(share.used_mib is not None for share in one.shares)
+    return "no use yet" if is_read and one.last_kernel is None else age(one.last_kernel, now)
 
 
 def notices(found: StatusDocument, now: dt.datetime, *, refused: bool = True) -> Iterator[Notice]:

@@ -25,7 +25,7 @@ from agent.web.metrics import PREFIX, AgentCollector
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"
-KINDS: Final = {"Tally": "counter", "Durations": "histogram"}
+KINDS: Final = {"Tally": "counter", "Histogram": "histogram"}
 """What creates the series of a service; a gauge is a tuple of name, text and what reads it."""
 UNITS: Final = {
     "_timestamp_seconds": "seconds since 1970",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent import setting as kinds
-from agent.health.xids import xid_classes
+from agent.health.judge import xid_classes
 from agent.setting import Field
 from agent.settings.files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.reading import FOREIGN, RESOURCE, SCHEDULER, flag_of

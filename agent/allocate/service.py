@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
+from prometheus_client import Histogram
 from typing_extensions import override
 
 from agent.allocate.edits import check_library, container_edits, cuda_order
@@ -55,7 +56,7 @@ from agent.hami.annotations import former_locks, held_lock
 from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
-from agent.kit.timing import Budget, CallOrder, Durations, Lag, Starved, Tally, Turn, loop_time
+from agent.kit.timing import Budget, CallOrder, Lag, Starved, Tally, Turn, loop_time
 from agent.ledger import (
     ContainerEdits,
     ContainerKey,
@@ -246,12 +247,14 @@ class Allocation(abc.ABC):
         self.used_locks: dict[str, PodUid] = {}
         """For each of the last node locks, the pod that was answered under it."""
         self._pending: dict[ContainerKey, Row] = {}
-        self.waits = Durations(
+        self.waits = Histogram(
             "allocate_wait_seconds",
             "Seconds that an Allocate waited for the kubelet, the runtime, the API server, the "
             "hook path, a container's directory or the state on disk.",
             ("step",),
-            BUCKETS,
+            namespace="hami_agent",
+            buckets=BUCKETS,
+            registry=None,
         )
         self.results = Tally(
             "allocations_total",
@@ -318,7 +321,7 @@ class Allocation(abc.ABC):
         try:
             yield
         finally:
-            self.waits.observe(loop_time() - began, what)
+            self.waits.labels(what).observe(loop_time() - began)
 
     def instance(self) -> KubeletEpoch:
         """The present kubelet instance, or one that no row names."""

@@ -40,10 +40,8 @@ from agent.state import NodeJournal, Recovered, StateService
 class Adapters(msgspec.Struct, frozen=True):
     """The adapters of a running agent. `worker` runs blocking calls.
 
-    The state's disk and `reader` (settings files and CDI, on any file system) have threads of their
-    own: while one hangs, the rest goes on and can report it. One more thread removes and measures
-    the directories of containers, which can hold millions of files. One more reads and writes
-    regions, so that no Allocate waits for them.
+    The state's disk, `reader` (settings files and CDI, on any file system), the clearing of
+    directories and `regions` have threads of their own: while one hangs, the rest goes on.
     """
 
     driver: Driver
@@ -92,7 +90,6 @@ def cdi_directories(
 ) -> CdiDirectories:
     """The CDI specifications of this host, which a pod sees only where they are mounted."""
     in_pod = settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in environ
-
     return CdiDirectories(offload, in_pod=in_pod)
 
 
@@ -125,8 +122,7 @@ last of them repeatedly; and the jitter."""
 class StartFacts(msgspec.Struct, frozen=True):
     """What was found on the host before anything runs: the recovered state, and the settings.
 
-    `start`: the settings as they were read. `settings`: those that the rows of the state allow.
-    `stored`: the last good settings on disk.
+    `start`: as they were read. `settings`: as the rows allow. `stored`: the last good ones.
     """
 
     boot_id: str
@@ -139,12 +135,10 @@ class StartFacts(msgspec.Struct, frozen=True):
 class NodeAgent:
     """The services of one node, around their cells and ports. Nothing runs until the tiers do.
 
-    - `writers`, `services`, `doors`: the tiers. The doors stop first, then what knows the node,
-      then the writer of the state.
+    - `writers`, `services`, `doors`: the tiers. The doors stop first, the writer of the state last.
     - `asked`: set to request that the settings are read now. `look`: see SettingsService.
     - `notices`: Events that wait for the API server. `journal`: what happened lately.
-    - `session`, `events`, `report`: None in plain mode, which has no API server.
-    - `api_tallies`: counters of what talks to the API server.
+    - `session`, `events`, `report`, `api_tallies`: empty in plain mode, which has no API server.
     """
 
     def __init__(
@@ -173,13 +167,8 @@ class NodeAgent:
         say = self.notices.say
 
         # What the kubelet asks, and what it is offered.
-        self.server = door.PluginServer(
-            plugins,
-            facts.resource,
-            facts.slices,
-            chance,
-            self._check_start if settings.fenced else None,
-        )
+        fence = self._check_start if settings.fenced else None
+        self.server = door.PluginServer(plugins, facts.resource, facts.slices, chance, fence)
         self.keeper = inventory.InventoryKeeper(
             facts.inventory,
             facts.sharing,
@@ -240,17 +229,15 @@ class NodeAgent:
         self.cleared = Cell(Cleared())
 
         left_out = self.keeper.left_out
+        events = partial(
+            report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
+        )
         self.services = [
             Task("settings", self.settings.follow_files),
             Task("settings_copy", self.settings.keep_copy, SLOWLY),
             Task("inventory", self.keeper.run),
             Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
-            Task(
-                "gpu_events",
-                partial(
-                    report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
-                ),
-            ),
+            Task("gpu_events", events),
             Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
@@ -272,8 +259,7 @@ class NodeAgent:
                 Task("clearing", partial(clear_directories, adapters.hooks, self.cleared)),
             ]
             self.doors += [
-                Task("plugin", self.server.run),
-                Task("plugin_lost", self.server.until_lost, None),
+                Task("plugin", self.server.run, None),
                 Task("registration", _after(first_list, self.registration.run)),
                 Task("rival", self.rivals.run),
             ]
@@ -289,10 +275,9 @@ class NodeAgent:
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, paths = self.facts, self.state, settings.paths
 
+        processes = usage.ContainerProcesses(paths.cgroup)
         self.usage = usage.ContainerUsage(
-            usage.HostRegions(
-                settings.hook_path, adapters.regions, usage.ContainerProcesses(paths.cgroup)
-            ),
+            usage.HostRegions(settings.hook_path, adapters.regions, processes),
             state.ledger,
             facts.pods,
             facts.inventory,
@@ -480,13 +465,12 @@ class NodeAgent:
                 edits.check_library(facts)
 
         step, call = service.AllocateStep, adapters.worker.call
+        plugins = partial(call, door.check_directory, settings.paths.plugins)
         checks = [
             inventory.NodeCheck(step.WRITE, state, turn=2),
             inventory.NodeCheck(step.HOOK, partial(call, adapters.driver.check), turn=3),
             inventory.NodeCheck(step.HOOK, files, turn=3),
-            inventory.NodeCheck(
-                step.HOOK, partial(call, door.check_directory, settings.paths.plugins), turn=3
-            ),
+            inventory.NodeCheck(step.HOOK, plugins, turn=3),
         ]
         if with_core:
             checks.append(inventory.NodeCheck(step.DIRECTORY, adapters.hooks.check, turn=3))

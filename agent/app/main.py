@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import gc
 import os
 import signal
@@ -21,7 +20,7 @@ from agent.errors import AgentError, PermissionFault, SettingsError, StateError
 from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.kit.cell import News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers
-from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
+from agent.kit.timing import Lag, await_event, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState
 from agent.ledger import LastGood
@@ -48,16 +47,16 @@ OPEN_DEADLINE = 2.0
 """Seconds that a start waits for the API client's import and its credentials."""
 
 ANSWER_DEADLINE = 5.0
-"""Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
+"""Seconds that READY waits for the kubelet."""
 
 OS_ERROR = 71
-"""The exit code after a failure that the agent does not know. The others are in agent.errors."""
+"""The exit code after an OSError. The others are in agent.errors."""
 
 
 async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once.
 
-    `origin`: where settings come from. `start`: what was read there, and `settings` follow from it.
+    `origin`: where settings come from. `start`: what was read there, `settings` follow from it.
     """
     notifier = Systemd(origin.environ)
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
@@ -87,7 +86,7 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         error: BaseException = failures
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        # The traceback of a defect is in the log already.
+        # The log has the traceback of a defect.
         reason = f"{error}: {error.__cause__}" if isinstance(error, BudgetSpent) else str(error)
         log.error("agent.failed", err=reason)  # noqa: TRY400 -- expected: one line
         other = OS_ERROR if isinstance(error, OSError) else AgentError.exit_code
@@ -145,7 +144,7 @@ async def _run(
             check(connection)
             stack.push_async_callback(agent.session.close)
             # Before the first answer: its LIST has no time to load the client. The watches report a
-            # bad connection and try again.
+            # bad connection.
             with contextlib.suppress(SettingsError, TimeoutError):
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
@@ -192,8 +191,7 @@ async def _wait_to_be_alone(
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
 
-    A standby changes nothing: two agents at one kubelet would undo each other's work. Raises
-    SettingsError: it could not take over with this connection to the API server.
+    Raises SettingsError: it could not take over with this connection to the API server.
     """
     if lock.try_take():
         return True
@@ -222,11 +220,10 @@ async def _wait_to_be_alone(
 async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartFacts:
     """Recover the state. If its rows refuse the settings, the last good ones take their place.
 
-    Raises SettingsError: the rows refuse the settings, and the last good ones too.
+    Raises SettingsError: the rows refuse those too.
     """
     boot, machine = read_id(BOOT_ID), read_id(MACHINE_ID)
-    booted_at = SystemClock().now() - dt.timedelta(seconds=loop_time())  # it counts from the boot
-    recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
+    recovered = await recover(disk, boot_id=boot, machine_id=machine)
 
     stored = None
     try:
@@ -255,10 +252,7 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
 
 
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
-    """Send READY after the first result at the kubelet, then each state of the registration.
-
-    The first result: the kubelet registered or refused the plugin's socket, or there is no kubelet.
-    """
+    """Send READY after the first result at the kubelet, then each state of the registration."""
     registration = agent.registration.state
     if not agent.observes and registration.value == RegistrationState():
         await News(registration).wait(ANSWER_DEADLINE)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 from aiohttp import web
 
@@ -24,7 +25,7 @@ from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node import STANDBY, Check
 from agent.report import pods_holding
 from agent.settings.schema import Settings
-from agent.state import VERSION
+from agent.state import VERSION, NodeJournal
 from agent.status import API_VERSION, NodeStatus, SettingStatus, StatusFacts, gpu_labels
 from agent.web import metrics, server
 
@@ -58,14 +59,20 @@ class WebDoors:
         collector = metrics.AgentCollector(
             self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
-        read = server.reading_pages(self.facts, settings.web_readers)
+        version = json.dumps(build | {"schema": f"state/{VERSION}"})
+        read: dict[str, server.Page] = dict.fromkeys(server.READ, server.stands_by)
+        if agent is not None:
+            told = partial(self._with_journal, agent.journal)
+            read = server.reading_pages(told, settings.web_readers)
+
         self._pages: dict[str, server.Page] = {
             "/livez": server.livez,
             "/healthz": server.livez,
             "/readyz": partial(server.readyz, self.checks),
             "/metrics": metrics.metrics_page(collector),
-            "/version": server.as_json(build | {"schema": f"state/{VERSION}"}),
-            **(read if agent else dict.fromkeys(read, server.stands_by)),
+            "/version": lambda _: web.Response(text=version, content_type=server.JSON),
+            server.RUNBOOK: server.runbook_page,
+            **read,
         }
 
     def checks(self) -> tuple[Check, ...]:
@@ -85,17 +92,14 @@ class WebDoors:
         silent = "; ".join(f"GPU {', '.join(gpus)}: {text}" for text, gpus in named.items())
 
         # While no GPU has answered yet, there is no list of GPUs.
-        unlisted = "the driver has not been asked yet"
+        unlisted = problem or "the driver has not been asked yet"
         if silent and not inventory.gpus:
-            unlisted = f"the driver answers; {silent}"
+            unlisted = problem or f"the driver answers; {silent}"
         elif inventory.generation > 0:
             unlisted = ""
 
         # Why a check fails, by its name. It passes if there is nothing to say.
-        required = {
-            "state": agent.state.error.value,
-            "inventory": unlisted and (problem or unlisted),
-        }
+        required = {"state": agent.state.error.value, "inventory": unlisted}
         others: dict[str, str] = {}
 
         if not agent.observes:
@@ -107,8 +111,8 @@ class WebDoors:
             }
 
         if (report := agent.report) is not None:  # plain mode needs no API server
-            table = facts.pods.value
             if not agent.observes:
+                table = facts.pods.value
                 unread = "the API server has not listed this node's pods yet"
                 since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
                 why = f": {table.lost_reason}" if table.lost_reason else ""
@@ -122,21 +126,20 @@ class WebDoors:
                 others["observed"] = f"would write {pending}; the log says what" if pending else ""
 
         # Container runtimes do not find a GPU that is missed, though it is well.
-        unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
-        missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
-        ill = [gpu for gpu in unserved if gpu not in missed]
+        said: dict[bool, list[str]] = {False: [], True: []}
+        for gpu in (gpu for gpu in inventory.gpus if not gpu.serving):
+            is_missed = gpu.health.serving and gpu.there and gpu.wanted
+            said[is_missed].append(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}")
 
-        refused = agent.settings.fault
-        withheld = "; ".join(agent.withholder.reasons.value)
+        kept = "the last good settings apply, because these are refused"
+        refused, withheld = agent.settings.fault, "; ".join(agent.withholder.reasons.value)
         others |= {
-            "settings": f"the last good settings apply, because these are refused: {refused}"
-            if refused
-            else "",
+            "settings": f"{kept}: {refused}" if refused else "",
             "driver": problem,
             "gpus": "" if inventory.gpus else "there are no GPUs to share",
             "gpus_answering": silent,
-            "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in ill),
-            "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in missed),
+            "gpu_health": "; ".join(said[False]),
+            "cdi": "; ".join(said[True]),
             "offer": f"no slice is on offer: {withheld}" if withheld else "",
         }
 
@@ -173,10 +176,7 @@ class WebDoors:
         def in_force() -> tuple[SettingStatus, ...]:
             return tuple(
                 SettingStatus(
-                    key=one.field.key,
-                    value=list(one.value) if isinstance(one.value, tuple) else one.value,
-                    origin=one.origin,
-                    pending=one.field.key in service.pending,
+                    one.field.key, one.value, one.origin, one.field.key in service.pending
                 )
                 for one in service.values.values()
             )
@@ -191,12 +191,18 @@ class WebDoors:
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
             used=agent.usage.newest,
-            changes=agent.journal.recent(agent.journal.changes),
-            refusals=agent.journal.recent(agent.journal.refusals),
-            journal_since=agent.journal.since,
             settings=in_force,
             pods=facts.pods.value,
             kubelet=agent.kubelet.epoch.value,
+        )
+
+    def _with_journal(self, journal: NodeJournal) -> StatusFacts:
+        """The same with what happened, which no metric tells."""
+        return msgspec.structs.replace(
+            self.facts(),
+            changes=journal.recent(journal.changes),
+            refusals=journal.recent(journal.refusals),
+            journal_since=journal.since,
         )
 
     def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:
@@ -244,14 +250,12 @@ class GpuActions:
             paths = [f"/api/v1/gpus/GPU:{name}" for name in ACTIONS]
             return server.plain(404, f"No such action. There is: {' '.join(paths)}")
 
-        uid = peer_uid(request.transport)
-        if uid not in {0, os.geteuid()}:
-            server.tell(
-                self._refused, log.warning, "web.action_refused", path=request.path, uid=uid
-            )
+        asked = {"path": request.path, "uid": peer_uid(request.transport)}
+        if asked["uid"] not in {0, os.geteuid()}:
+            server.tell(self._refused, log.warning, "web.action_refused", **asked)
             return server.plain(403, "Only root may do this.")
 
-        log.info("web.action", path=request.path, uid=uid)
+        log.info("web.action", **asked)
         name, action = match.groups()
         if action == "release":
             return await self._release(name)
@@ -271,13 +275,15 @@ class GpuActions:
 
     async def _release(self, name: str) -> web.Response:
         """Release the GPU of that name, or all, and say who still has one."""
-        agent = self._agent
+        agent, inventory = self._agent, self._agent.facts.inventory.value
+        labels = gpu_labels(inventory)
         released = await agent.health.release(name)
         if released is not None:
-            pods = agent.facts.pods.value
+            ledger, pods = agent.state.ledger.value, agent.facts.pods.value
             data = {
-                "gpus": list(released.gpus),
-                "heldBy": list(pods_holding(agent.state.ledger.value, released.gpus, pods)),
+                "gpus": released.gpus,
+                "labels": [labels.get(uuid, uuid) for uuid in released.gpus],
+                "heldBy": pods_holding(ledger, released.gpus, pods),
                 "released": not released.obstacle,
                 "obstacle": released.obstacle,
             }
@@ -287,17 +293,15 @@ class GpuActions:
             text = "No GPU of this node is shared: stop the agent for work on one."
             return server.plain(409, text)
 
-        way = "`hami-agent release all` releases it too"
-        if not agent.facts.inventory.value.gpus:
-            way = "stop the agent for work on it"
-
-        return self._unknown(name, f"; {way}")
+        whole = "`hami-agent release all` releases it too"
+        return self._unknown(name, whole if inventory.gpus else "stop the agent for work on it")
 
     def _unknown(self, name: str, way: str = "") -> web.Response:
-        """Answer that no GPU is named so, or why that one is not shared."""
+        """Answer that no GPU is named so, or why that one is not shared and which way there is."""
         for fault in self._agent.keeper.left_out.value:
             if name in {fault.gpu, str(fault.index)}:
-                return server.plain(409, f"GPU {cap(name)} is not shared: {fault.text}{way}.")
+                why = "; ".join(filter(None, [fault.text, way]))
+                return server.plain(409, f"GPU {cap(name)} is not shared: {why}.")
 
         known = gpu_labels(self._agent.facts.inventory.value).values()
         shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
@@ -310,59 +314,41 @@ def _data(result: Recheck) -> Mapping[str, object]:
     return {
         "gpu": None if result.gpu.index == NO_INDEX else result.gpu.index,
         "uuid": result.gpu.uuid,
-        "probe": {"outcome": result.probe.outcome.value, "text": result.probe.text},
-        "was": result.before.condition.value,
-        "condition": health.condition.value,
+        "probe": {"outcome": result.probe.outcome, "text": result.probe.text},
+        "was": result.before.condition,
+        "condition": health.condition,
         "since": health.since.isoformat(timespec="seconds"),
         "serving": result.serving,
         "cause": health.cause,
         "action": health.action,
         "runbook": health.runbook,
         "text": health.text,
-        "missing": list(result.missing),
+        "missing": result.missing,
     }
 
 
 def _json(kind: str, data: Mapping[str, object]) -> web.Response:
     document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
-    return web.Response(text=json.dumps(document) + "\n", content_type=server.JSON)
+    return web.Response(body=msgspec.json.encode(document) + b"\n", content_type=server.JSON)
 
 
 def _services_of(agent: NodeAgent) -> metrics.Services:
     plugin, cleared = agent.server, agent.cleared
     tallies: list[Tally] = [
-        agent.allocation.results,
-        agent.state.errors,
-        agent.registration.registrations,
-        agent.health.xid_events,
-        agent.health.transitions,
-        plugin.calls,
+        *(agent.allocation.results, agent.state.errors, agent.registration.registrations),
+        *(agent.health.xid_events, agent.health.transitions, plugin.calls),
     ]
-
-    readings: list[metrics.Gauge] = [
-        (
-            "kubelet_stream_up",
-            "1 while the kubelet receives the lists of slices.",
-            lambda: float(plugin.streams.value > 0),
-        ),
-        (
-            "directories_kept",
-            "Directories of ended containers that the agent cannot remove.",
-            lambda: cleared.value.kept,
-        ),
-        (
-            "hook_available_bytes",
-            "Free bytes of the file system of the containers' directories.",
-            lambda: cleared.value.available,
-        ),
-        (
-            "hook_available_inodes",
-            "Free inodes of the same file system; infinite if it has no limit.",
-            lambda: cleared.value.inodes,
-        ),
-    ]
-
     if agent.events is not None:  # plain mode has no scheduler and no API server
         tallies += [agent.reconcile.mismatches, *agent.api_tallies]
 
+    up = "1 while the kubelet receives the lists of slices."
+    kept = "Directories of ended containers that the agent cannot remove."
+    free = "Free bytes of the file system of the containers' directories."
+    inodes = "Free inodes of the same file system; infinite if it has no limit."
+    readings: list[metrics.Gauge] = [
+        ("kubelet_stream_up", up, lambda: float(plugin.streams.value > 0)),
+        ("directories_kept", kept, lambda: cleared.value.kept),
+        ("hook_available_bytes", free, lambda: cleared.value.available),
+        ("hook_available_inodes", inodes, lambda: cleared.value.inodes),
+    ]
     return tallies, (plugin.durations, agent.allocation.waits), readings

@@ -23,7 +23,7 @@ from agent.sandbox.scheduler.registry import decode_either
 from agent.settings.files import decode_nodeconfig
 
 MAX_CHARS: Final = 4 * 1024 * 1024
-"""Characters of a value: far more than the 256 KiB that all annotations of an object may have."""
+"""Characters that are read: far more than the 256 KiB of all annotations of an object."""
 
 FORMS: Final = (
     "a register annotation (a JSON array, or records of 7 or 9 fields that end in `:`), "
@@ -31,9 +31,6 @@ FORMS: Final = (
     "a handshake (Reported, Requesting or Deleted and a time) or a nodeconfig"
 )
 """What can be decoded, for help and refusals."""
-
-_CONSUMED: Final = re.compile("(?:(?:,,0,0:)*;)+")
-"""Consumed groups, and what a scheduler writes for containers without GPUs."""
 
 _KEYED: Final = re.compile(r"[\"']?hami\.io/[A-Za-z0-9._-]+[\"']?\s*[:=]\s*(.*?),?", re.DOTALL)
 
@@ -47,8 +44,6 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     told = "the annotation's value; read from stdin if absent or -"
     parser.add_argument("value", nargs="?", help=told)
-    told = f"{', '.join(KINDS)}; recognised by the value's form if absent"
-    parser.add_argument("--kind", choices=tuple(KINDS), metavar="KIND", help=told)
     add_output(parser, "json", ("json", "yaml"))
 
 
@@ -59,23 +54,18 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     # Nobody waits for input that was not asked.
     if text == "-" or (args.value is None and not sys.stdin.isatty()):
         try:
-            text = sys.stdin.read(MAX_CHARS + 1)
+            text = sys.stdin.read(MAX_CHARS)
         except OSError as error:
             return fail("decode", f"standard input cannot be read: {error.strerror}", PROBLEM)
 
     if not (text := bare(text)):
         return fail("decode", "nothing to decode: give a value or pipe one in", USAGE)
 
-    if len(text) > MAX_CHARS:
-        raise MalformedText(f"the value has more than {MAX_CHARS} characters; no annotation does")
-
     # A text may have a form and still be malformed: the decoder of that form then says where.
-    kind = args.kind or next((kind for kind, (has_form, _) in KINDS.items() if has_form(text)), "")
+    kind = next((kind for kind, (has_form, _) in KINDS.items() if has_form(text)), "")
     if not kind:
-        raise MalformedText(
-            f"this is not the value of one of HAMi's annotations: expected {FORMS}; for a file: "
-            "hami-agent decode < FILE"
-        )
+        said = "this is not the value of one of HAMi's annotations: expected"
+        raise MalformedText(f"{said} {FORMS}; for a file: hami-agent decode < FILE")
 
     try:
         answer(args.output, kind, KINDS[kind][1](text), ())
@@ -92,14 +82,10 @@ def bare(text: str) -> str:
     """
     match = _KEYED.fullmatch(text.strip())
     value = (match[1] if match else text).strip()
-    if len(value) < 2 or value[0] != value[-1] or value[0] not in "'\"":
-        return value
-
-    inner = value[1:-1]
-    if value[0] == '"':
+    if value.startswith('"'):
         with contextlib.suppress(ValueError):
-            inner = str(json.loads(value))
-    return inner.strip()
+            value = str(json.loads(value))
+    return value.strip("' \n")
 
 
 # The kinds: what their values look like, and what is in one.
@@ -114,10 +100,8 @@ def _is_register(text: str) -> bool:
 
 def _register(text: str) -> object:
     gpus = decode_either(text)
-    for place, gpu in enumerate(gpus):
-        if not gpu.uuid:
-            raise MalformedText(f"register annotation, GPU {place} has no id")
-
+    if not all(gpu.uuid for gpu in gpus):
+        raise MalformedText("a GPU has no id")
     return [msgspec.structs.asdict(gpu) for gpu in gpus]
 
 
@@ -130,23 +114,18 @@ def _is_devices(text: str) -> bool:
 
 def _devices(text: str) -> object:
     """The groups; a consumed one, and one of a container without GPUs, is empty."""
-    groups, words = decode_pod_devices(text), vendor_words(text)
-    if not any(groups) and not _CONSUMED.fullmatch(text):
-        raise MalformedText("devices text names no GPU")
-
     last = -1 if text.endswith(";") else None  # the last group is only the end of the text
     return [
         [
             {"uuid": share.uuid, "type": word, **msgspec.structs.asdict(share)}
             for share, word in zip(group, types, strict=True)
         ]
-        for group, types in zip(groups[:last], words, strict=False)
+        for group, types in zip(decode_pod_devices(text)[:last], vendor_words(text), strict=False)
     ]
 
 
 def _handshake(text: str) -> object:
-    word, stamp = decode_handshake(text)
-    return {"word": word, "time": stamp}
+    return dict(zip(("word", "time"), decode_handshake(text), strict=True))
 
 
 def _lock(text: str) -> object:

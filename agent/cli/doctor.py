@@ -1,7 +1,7 @@
 """`hami-agent doctor`: checks this node, beside the agent or before it starts there (`--pre`).
 
-CHECKS is the table of what is checked. A look reads the facts of a group, a rule judges them, and
-nothing is changed.
+GROUPS, MEANS and ADVICE are the table of checks. A look reads the facts of a group, a rule judges
+them, and nothing is changed.
 """
 
 import argparse
@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import datetime as dt
 import os
-import re
-from collections import Counter
+import stat
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -19,20 +19,10 @@ import msgspec
 
 from agent.allocate.edits import check_library, mounted_library
 from agent.app.agent import open_driver
+from agent.cli import main as cli
 from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import ask, connection_of, open_session
-from agent.cli.main import (
-    INCOMPLETE,
-    OK,
-    PROBLEM,
-    TABLE,
-    USAGE,
-    WARNED,
-    Subparsers,
-    Unreachable,
-    add_output,
-    fail,
-)
+from agent.cli.main import Subparsers, Unreachable
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
 from agent.cli.status import status_at
 from agent.cli.support import HINT
@@ -50,15 +40,15 @@ from agent.errors import (
 )
 from agent.hami.annotations import ReportProfile, read_register
 from agent.hookdirs import HostHookDirs, large_directories
-from agent.host.node import look_at, plugin_sockets
+from agent.host.node import plugin_sockets, write_failure
 from agent.host.system import Worker
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import counted, some, span
+from agent.kit.units import counted, span
 from agent.kube.client import Connection
 from agent.kube.reader import NodeReader, decode_listed
 from agent.model import Scan, Trouble
-from agent.node import NodeSight, PathFacts, Right, is_ready, rights
+from agent.node import NodeSight, Right, is_ready, rights
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
 from agent.status import SEVERE, LockStatus, StatusDocument, gpu_grade, open_envelope
@@ -67,130 +57,89 @@ from agent.witness import PodResourcesWitness
 Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
 """The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
 
+GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "config": ("P-SETTINGS", "P-HAMI"),
+    "driver": ("P-DRIVER", "P-GPU", "P-CDI"),
+    "kubelet": ("P-KUBELET", "P-WITNESS", "P-PLUGIN", "P-OFFER"),
+    "agent": ("P-AGENT",),
+    "api": ("P-NODE", "P-RIGHTS"),
+    "scheduler": ("P-REPORT", "P-LOCK"),
+    "library": ("P-LIBRARY", "P-PRELOAD"),
+    "paths": ("P-PATHS",),
+}
+"""The checks of each group, in the order of the output."""
+
+CHECKS: Final = {check: group for group, checks in GROUPS.items() for check in checks}
+"""The group of each check."""
+
+EVERY: Final = frozenset(GROUPS)
+
 NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
 SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
 OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 
-CHECKS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "P-SETTINGS": (
-        "config",
-        "the agent does not start, or shares otherwise than they say",
-        "correct it; `hami-agent config check --node NAME` prints what that node would get",
-    ),
-    "P-HAMI": (
-        "config",
-        "GPUs are shared by other settings than those of HAMi's release",
-        "mount the ConfigMaps of HAMi's release",
-    ),
-    "P-DRIVER": (
-        "driver",
-        # An agent that runs goes on offering GPUs that do not answer.
-        f"{NO_OFFER} (GPUs of a driver that hangs are offered for health.driverHang more)",
-        "look with nvidia-smi and for NVRM in the kernel's log; then reload the driver or reboot",
-    ),
-    "P-GPU": (
-        "driver",
-        OF_ONE_GPU,
-        "`hami-agent status --by pod` shows who holds it; once repaired: `hami-agent recheck`",
-    ),
-    "P-CDI": (
-        "driver",
-        "no new pod gets such a GPU; pods that run go on",
-        "run the command of the line on the host, or correct allocation.cdiSpecDirs",
-    ),
-    "P-KUBELET": (
-        "kubelet",
-        NO_OFFER,
-        "start the kubelet, mount its directory, or set paths.kubeletSocket to its socket",
-    ),
-    "P-WITNESS": (
-        "kubelet",
-        SERVED,
-        "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-    ),
-    "P-PLUGIN": (
-        "kubelet",
-        "the kubelet may ask the other one, which knows none of the pods",
-        "remove all but one from this node; HAMi's vGPUmonitor goes with HAMi's plugin",
-    ),
-    "P-OFFER": (
-        "kubelet",
-        "kube-scheduler and HAMi's scheduler count differently: pods stay Pending, or fail",
-        "look again in 15 s, then at `registered`, `stream` and `report` in /readyz?verbose",
-    ),
-    "P-AGENT": (
-        "agent",
-        NO_OFFER,
-        "run this again in 10 s: the agent looks that often; then see its log and /readyz?verbose",
-    ),
-    "P-NODE": (
-        "api",
-        "the scheduler learns nothing new of this node's GPUs",
-        "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
-    ),
-    "P-RIGHTS": ("api", SERVED, "grant them to this account: the chart's ClusterRole lists them"),
-    "P-REPORT": (
-        "scheduler",
-        "HAMi's scheduler may place pods by other numbers, or none here",
-        "check that HAMi's scheduler runs, and that report.profile is of its release; restart it",
-    ),
-    "P-LOCK": (
-        "scheduler",
-        "HAMi's scheduler binds no other pod with GPUs to this node",
-        "look at that pod's Events; the lock of a pod that is over is freed within 35 s",
-    ),
-    "P-LIBRARY": (
-        "library",
-        NO_OFFER,
-        "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
-    ),
-    "P-PRELOAD": (
-        "library",
-        "containers have no limits, or whoever may write the file runs code in each of them",
-        "put HAMi-core's files there, of root and with mode 0644 (HA-5005)",
-    ),
-    "P-PATHS": (
-        "paths",
-        NO_OFFER,
-        "make it a directory of root, 0755, on a writable disk that has room (see dmesg)",
-    ),
+MEANS: Final[Mapping[str, str]] = {
+    "P-SETTINGS": "the agent does not start, or shares otherwise than they say",
+    "P-HAMI": "GPUs are shared by other settings than those of HAMi's release",
+    # An agent that runs goes on offering GPUs that do not answer.
+    "P-DRIVER": f"{NO_OFFER} (GPUs of a driver that hangs are offered for health.driverHang more)",
+    "P-GPU": OF_ONE_GPU,
+    "P-CDI": "no new pod gets such a GPU; pods that run go on",
+    "P-WITNESS": SERVED,
+    "P-PLUGIN": "the kubelet may ask the other one, which knows none of the pods",
+    "P-OFFER": "kube-scheduler and HAMi's scheduler count differently: pods stay Pending, or fail",
+    "P-NODE": "the scheduler learns nothing new of this node's GPUs",
+    "P-RIGHTS": SERVED,
+    "P-REPORT": "HAMi's scheduler may place pods by other numbers, or none here",
+    "P-LOCK": "HAMi's scheduler binds no other pod with GPUs to this node",
+    "P-PRELOAD": "containers have no limits, or who may write the file runs code in each of them",
 }
-"""The checks in the order of the output: group, what a failure means for pods, and what to do."""
+"""What a failure of a check means for pods, where it is not NO_OFFER."""
 
+ADVICE: Final[Mapping[str, str]] = {
+    "P-SETTINGS": "correct it; `hami-agent config check --node NAME` prints what that node gets",
+    "P-HAMI": "mount the ConfigMaps of HAMi's release",
+    "P-DRIVER": "see nvidia-smi and NVRM in the kernel's log; then reload the driver or reboot",
+    "P-GPU": "`hami-agent status --by pod` shows who holds it; once repaired: `hami-agent recheck`",
+    "P-CDI": "run the command of the line on the host, or correct allocation.cdiSpecDirs",
+    "P-KUBELET": "start the kubelet, mount its directory, or set paths.kubeletSocket to its socket",
+    "P-WITNESS": "check that the kubelet runs and that paths.podResourcesSocket names its socket",
+    "P-PLUGIN": "remove all but one from this node; HAMi's vGPUmonitor goes with HAMi's plugin",
+    "P-OFFER": "look again in 15 s, then at `registered`, `stream` and `report` in /readyz?verbose",
+    "P-AGENT": "run this again in 10 s: the agent looks that often; then see /readyz?verbose",
+    "P-NODE": "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
+    "P-RIGHTS": "grant them to this account: the chart's ClusterRole lists them",
+    "P-REPORT": "check that HAMi's scheduler runs and report.profile is of its release; restart it",
+    "P-LOCK": "look at that pod's Events; the lock of a pod that is over is freed within 35 s",
+    "P-LIBRARY": "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
+    "P-PRELOAD": "put HAMi-core's files there, of root and with mode 0644 (HA-5005)",
+    "P-PATHS": "make it a directory of root, 0755, on a writable disk that has room (see dmesg)",
+}
+"""What to do about it."""
+
+_KUBELET: Final = ("P-KUBELET", "P-DRIVER")
 _CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
-
-CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+CAUSES: Final[Mapping[str, Sequence[str]]] = {
     "P-GPU": ("P-DRIVER",),
     "P-WITNESS": ("P-KUBELET",),
-    "P-OFFER": ("P-AGENT", "P-KUBELET", "P-DRIVER", "P-PLUGIN", "P-RIGHTS"),
-    "P-REPORT": ("P-AGENT", "P-RIGHTS", "P-KUBELET", "P-DRIVER"),
+    "P-OFFER": ("P-AGENT", "P-PLUGIN", "P-RIGHTS", *_KUBELET),
+    "P-REPORT": ("P-AGENT", "P-RIGHTS", *_KUBELET),
     # The agent's own checks, which are the subjects of P-AGENT.
     "state": ("P-PATHS",),
     "server": ("P-KUBELET", "P-PATHS"),
-    "registered": ("P-KUBELET", "P-DRIVER"),
-    "stream": ("P-KUBELET", "P-DRIVER"),
-    "api": _CLUSTER,
-    "api_synced": _CLUSTER,
-    "report": _CLUSTER,
+    **dict.fromkeys(("registered", "stream"), _KUBELET),
+    **dict.fromkeys(("api", "api_synced", "report"), _CLUSTER),
     "settings": ("P-SETTINGS",),
-    "inventory": ("P-DRIVER",),
-    "gpus": ("P-DRIVER",),
-    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET", "P-DRIVER"),
+    **dict.fromkeys(("inventory", "gpus"), ("P-DRIVER",)),
+    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", *_KUBELET),
 }
 """The checks from whose failure one follows."""
 
 OF_AGENT: Final = {"driver": "P-DRIVER", "gpus_answering": "P-GPU", "cdi": "P-CDI"}
 """The agent's own checks that are told as another than P-AGENT."""
 
-GROUPS: Final = tuple(dict.fromkeys(group for group, *_ in CHECKS.values()))
 FAULTS: Final = frozenset({Trouble.LOST, Trouble.FAILED, Trouble.RESET, Trouble.SILENT})
 """Faults of a GPU. The others are what an operator chose, or may have."""
-
-RECORDED_WITHIN: Final = dt.timedelta(seconds=60)
-"""The kubelet records an answer within that time."""
-
-LARGEST: Final = 3
-"""How many of the container directories that are too large have a line."""
 
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
@@ -208,19 +157,12 @@ LOCK_LONG: Final = 60.0
 LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
 
-OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
-"""The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
-
-PROGRAM: Final = "hami-agent doctor"
-"""The name under which the API server sees the requests of `--node`."""
-
 FIRST_PROCESS: Final = Path("/proc/1/cmdline")
 """In the agent's pod: the agent."""
 
 WORDS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "wrong": ("WRONG", "red"),
-    "note": ("note", "yellow"),
-    "unknown": ("unknown", "yellow"),
+    **{verdict: (verdict, "yellow") for verdict in ("note", "unknown")},
     "ok": ("ok", "green"),
 }
 """The word of a verdict for people, and its colour."""
@@ -233,10 +175,9 @@ _LONGEST: Final = 1024
 
 
 class Finding(msgspec.Struct, frozen=True, rename={"check": "id"}):
-    """One line of the result, as `-o json` has it: what was checked and found, and what to do.
+    """One line of the result, as `-o json` has it. `means`: the consequence for pods.
 
-    `means`: the consequence for pods. `concluded` fills in the group, and what CHECKS has where
-    nothing else is known.
+    `concluded` fills in the group, and what MEANS and ADVICE have where nothing else is known.
     """
 
     check: str
@@ -259,36 +200,30 @@ class Checked(msgspec.Struct, frozen=True):
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node.
 
-    - `agent`: the status of the agent that runs, or why it does not answer; None: before the first
-      start.
+    - `agent`: its status, or why it does not answer; None: before the first start.
     - `reader`: the account may only read, and is not the agent's.
     - `plugins`: pods of other plugins for NVIDIA GPUs, as the look at the cluster found them.
     """
 
     settings: Settings
     environ: Mapping[str, str]
-    groups: frozenset[str] = frozenset(GROUPS)
+    groups: frozenset[str] = EVERY
     agent: StatusDocument | Finding | None = None
     reader: bool = False
     plugins: tuple[str, ...] = ()
-
-    @property
-    def status(self) -> StatusDocument | None:
-        """The status of the agent that runs, if it answers."""
-        return self.agent if isinstance(self.agent, StatusDocument) else None
 
 
 Row: TypeAlias = tuple[object, Verdict, *tuple[str, ...]]
 """A row of a rule: if the first is true, this is the finding: verdict, said, advice, means."""
 
 
-def judged(check: str, subject: str, well: str, *rows: Row) -> Finding:
+def judged(check: str, subject: object, well: str, *rows: Row) -> Finding:
     """The finding of the first row that holds; without one the check passed: `well`."""
     for holds, verdict, *texts in rows:
         if holds:
-            return Finding(check, verdict, subject, *texts)
+            return Finding(check, verdict, str(subject), *texts)
 
-    return Finding(check, "ok", subject, well)
+    return Finding(check, "ok", str(subject), well)
 
 
 # The verb.
@@ -309,25 +244,17 @@ def add_parser(subparsers: Subparsers) -> None:
     )
 
     add = parser.add_argument
-    add(
-        "--node",
-        metavar="NAME",
-        help="check that node of the cluster, in the pod of its agent (pods/exec)",
-    )
+    told = "check that node of the cluster, in the pod of its agent (pods/exec)"
+    add("--node", metavar="NAME", help=told)
     add("--context", default="", metavar="NAME", help="with --node: context of the kubeconfig")
-    add(
-        "--pre",
-        action="store_true",
-        help="check before the first start, or before a switch from another plugin",
-    )
-    add("--only", type=_groups, metavar="GROUP[,GROUP]", help="check these groups alone")
+    told = "check before the first start, or before a switch from another plugin"
+    add("--pre", action="store_true", help=told)
+    told = "check these groups alone"
+    add("--only", type=_groups, default=EVERY, metavar="GROUP[,GROUP]", help=told)
     add("--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong")
-    add(
-        "--read-only",
-        action="store_true",
-        help="do not check the rights to write, for an account that may only read",
-    )
-    add_output(parser, forms=(TABLE, "wide", "json", "yaml"))
+    told = "do not check the rights to write, for an account that may only read"
+    add("--read-only", action="store_true", help=told)
+    cli.add_output(parser, forms=(cli.TABLE, "wide", "json", "yaml"))
     add_settings(parser)
 
 
@@ -346,15 +273,13 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
 
     # An option that would be ignored is refused: its user expects it to count.
-    if args.node is None and args.context:
-        return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
-
-    given = [flag for flag in flags(args) if flag != "--kubeconfig"]
-    given += ["--config"] * (args.config is not None)
-    if args.node is not None and given:
-        return fail(
-            "doctor", f"{', '.join(given)}: the agent of {args.node} has settings of its own", USAGE
-        )
+    ours = ["--config"] * (args.config is not None) + [*flags(args)]
+    stray = [flag for flag in ours if flag != "--kubeconfig"]
+    if args.node is None:
+        stray = ["--context"] * bool(args.context)
+    if stray:
+        said = f"{', '.join(stray)}: has no effect with{'out' * (args.node is None)} --node"
+        return cli.fail("doctor", said, cli.USAGE)
 
     kind = "Preflight" if args.pre else "Checkup"
     findings = (
@@ -363,13 +288,12 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     verdicts = {one.verdict for one in findings}
     found = Checked("wrong" not in verdicts, "unknown" not in verdicts, findings)
     lines = finding_lines(findings, every=args.output == "wide")
-    answer(
-        args.output, kind, found, folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
-    )
+    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
+    answer(args.output, kind, found, shown)
 
     if not (found.ok and found.complete):
-        return INCOMPLETE if found.ok else PROBLEM
-    return WARNED if args.strict and "note" in verdicts else OK
+        return cli.INCOMPLETE if found.ok else cli.PROBLEM
+    return cli.WARNED if args.strict and "note" in verdicts else cli.OK
 
 
 def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> tuple[Finding, ...]:
@@ -379,16 +303,16 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
         Unreachable: there is no such pod, no right to run programs in it, or no answer of doctor.
     """
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
-    if args.only:
-        words += ["--only", ",".join(sorted(args.only))]
-
+    words += ["--only", ",".join(sorted(args.only))]
     kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
-        answer = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
+        read = ask(
+            way, "hami-agent doctor", lambda api: NodeReader(api, args.node).by_agent(*words)
+        )
 
     try:
-        return open_envelope(answer, kind, Checked)[0].findings
+        return open_envelope(read, kind, Checked)[0].findings
     except MalformedText as error:
         raise Unreachable(cap(str(error))) from error
 
@@ -409,15 +333,10 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
             check_shares(plan.resolve(settings.node))
     except SettingsError as error:
         refused = Finding("P-SETTINGS", "wrong", "settings", str(error))
-        return tuple(concluded([refused], frozenset(GROUPS)))
+        return tuple(concluded([refused], EVERY))
 
-    seen = NodeSeen(
-        settings,
-        environ,
-        args.only or frozenset(GROUPS),
-        None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
-        reader=args.read_only,
-    )
+    found = None if args.pre else _ask_agent(settings.paths.run / "api.sock")
+    seen = NodeSeen(settings, environ, args.only, found, args.read_only)
     return await examine(seen, _config_findings(plan, settings, read.refusal, before=args.pre))
 
 
@@ -445,12 +364,9 @@ def _ask_agent(path: Path) -> StatusDocument | Finding:
     except Unreachable as error:
         reason = error.__cause__
         said = f"no agent answers: {getattr(reason, 'strerror', None) or reason or error}"
-        if isinstance(reason, PermissionError):
-            return Finding(
-                "P-AGENT", "unknown", str(path), said, "run this as root, or as its user"
-            )
-
-        return Finding("P-AGENT", "wrong", str(path), said, "start it; is --run-dir the agent's?")
+        denied: Row = (isinstance(reason, PermissionError), "unknown", said, "run this as root")
+        absent: Row = (True, "wrong", said, "start it; is --run-dir the agent's?")
+        return judged("P-AGENT", path, "", denied, absent)
 
 
 async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Finding, ...]:
@@ -471,16 +387,16 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
 
     A fault is one line: what follows from it is gone once it is repaired, or has a line then.
     """
-    order, every = list(CHECKS), [one for one in findings if CHECKS[one.check][0] in groups]
+    order, every = list(CHECKS), [one for one in findings if CHECKS[one.check] in groups]
     every.sort(key=lambda one: order.index(one.check))
     wrong = {one.check for one in every if one.verdict == "wrong"}
     for one in every:
-        group, means, advice = CHECKS[one.check]
-        causes = CAUSES.get(one.subject if one.check == "P-AGENT" else one.check, ())
+        check, group = one.check, CHECKS[one.check]
+        causes = CAUSES.get(one.subject if check == "P-AGENT" else check, ())
         if one.verdict == "ok":
             yield msgspec.structs.replace(one, group=group)
         elif one.verdict == "unknown" or wrong.isdisjoint(causes):
-            advice, means = one.advice or advice, one.means or means
+            advice, means = one.advice or ADVICE[check], one.means or MEANS.get(check, NO_OFFER)
             yield msgspec.structs.replace(one, advice=advice, means=means, group=group)
 
 
@@ -492,14 +408,14 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
     for one in (one for one in findings if every or one.verdict != "ok"):
         # Without what a terminal would obey: some texts come from the cluster.
         check, group = cap(one.check, _INDENT), cap(one.group, _INDENT)
-        said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
+        said = cap(f"{one.subject}: {one.said}", _LONGEST)
         word, colour = WORDS[one.verdict]
         yield FoldedLine(f"{group:<10} {word:<8} {check:<12} {said}", 0, _INDENT + 2, word, colour)
         if one.verdict in {"wrong", "note"}:
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
 
         if one.verdict != "ok":
-            todo = f"{advice} [RUNBOOK {check}]"
+            todo = f"{cap(one.advice, _LONGEST)} [RUNBOOK {check}]"
             yield FoldedLine(f"to do: {todo.lstrip()}", _INDENT, _INDENT + 2)
 
     counts = Counter(one.verdict for one in findings)
@@ -517,10 +433,7 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
 def _config_findings(
     plan: NodeValues, settings: Settings, refusal: SettingsError | None, *, before: bool
 ) -> Iterator[Finding]:
-    """The settings, and HAMi's files.
-
-    `refusal`: why the present settings are not taken. `before`: no agent has run here yet.
-    """
+    """`refusal`: why the present settings are not taken. `before`: no agent has run here yet."""
     last_good = "the agent shares by the last good settings, and starts with them"
     row: Row = (refusal is not None, "wrong", str(refusal), "", last_good)
     yield judged("P-SETTINGS", "settings", f"accepted, for Node {settings.node}", row)
@@ -544,22 +457,17 @@ def _config_findings(
 
 async def _paths(seen: NodeSeen) -> AsyncIterator[Finding]:
     """The directories that the agent writes to; beside an agent also those that are too large."""
-    paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
-    hook, inner = look_at(seen.settings.hook_path), look_at(home)
-    if inner.kind:  # a pod mounts only this directory, and its root is read-only
-        hook = msgspec.structs.replace(hook, failure=inner.failure)
-
-    yield judge_path(look_at(paths.state), made=True)
-    yield judge_path(look_at(paths.run), made=True)
-    yield judge_path(hook, made=False)
-    for place in (inner, look_at(home / "containers")):
-        if place.kind and (one := judge_path(place, made=True)).verdict != "ok":
-            yield one
+    paths, hook = seen.settings.paths, seen.settings.hook_path
+    home = hook / "vgpu"
+    # A pod mounts only the inner directory, and its root is read-only.
+    yield judge_path(hook, made=False, written=home if home.is_dir() else hook)
+    inner = [place for place in (home, home / "containers") if place.is_dir()]
+    for place in (paths.state, paths.run, *inner):
+        yield judge_path(place, made=True)
 
     # The lines above say what is wrong with the directories.
     with contextlib.suppress(StateError):
-        largest = large_directories(seen.settings.hook_path)[:LARGEST] if seen.agent else []
-        for size, entries, name in largest:
+        for size, entries, name in large_directories(hook)[:3] if seen.agent else ():
             yield Finding(
                 "P-PATHS",
                 "note",
@@ -571,59 +479,76 @@ async def _paths(seen: NodeSeen) -> AsyncIterator[Finding]:
             )
 
 
-def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Finding:
-    """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
-    why, mode = os.strerror(place.failure), f"uid {place.owner}, mode {place.mode:04o}"
-    is_open, missing = not place.ours or place.mode & 0o002, "does not exist"
-    uncreated = f"{missing} and cannot be created: {why}" if made else missing
-    means = "who may write there can replace the sockets, or the limits of containers"
+def judge_path(
+    path: Path, check: str = "P-PATHS", *, made: bool, written: Path | None = None
+) -> Finding:
+    """Judge a directory of the agent. `made`: the agent creates it if missing.
 
+    `written`: where the agent writes in place of it.
+    """
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+        failure = write_failure(above)
+        why = f" and cannot be created: {os.strerror(failure)}" if made else ""
+        row: Row = (failure or not made, "wrong", f"does not exist{why}")
+        return judged(check, path, "does not exist: the agent creates it", row)
+    except OSError as error:
+        return Finding(check, "wrong", str(path), f"cannot be looked at: {error.strerror}")
+
+    is_open, whose = who_writes(found, stat.S_IWOTH)
+    failure = write_failure(written or path)
+    means = "who may write there can replace the sockets, or the limits of containers"
     return judged(
         check,
-        place.path,
+        path,
         "can be written, only by its owner or a group",
-        (not place.kind and made and not place.failure, "ok", f"{missing}: the agent creates it"),
-        (not place.kind, "wrong", uncreated),
-        (place.kind != "directory", "wrong", f"is a {place.kind}"),
-        (is_open, "wrong", f"others may write there ({mode})", "chown root and chmod 0755", means),
-        (place.failure, "wrong", f"cannot be written: {why} ({mode})"),
+        (not stat.S_ISDIR(found.st_mode), "wrong", "is no directory"),
+        (is_open, "wrong", f"others may write there {whose}", "chown root and chmod 0755", means),
+        (failure, "wrong", f"cannot be written: {os.strerror(failure)} {whose}"),
     )
+
+
+def who_writes(found: os.stat_result, others: int) -> tuple[bool, str]:
+    """Whether others than root and the agent may write, by the bits `others`; owner and mode."""
+    is_open = found.st_uid not in {0, os.geteuid()} or found.st_mode & others
+    return bool(is_open), f"(uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o})"
 
 
 async def _library(seen: NodeSeen) -> AsyncIterator[Finding]:
     """Whether containers load HAMi-core, by the rule of the running agent; who may change it."""
     settings = seen.settings
-    home, version = settings.hook_path / "vgpu", settings.library_version
+    home, check = settings.hook_path / "vgpu", "P-LIBRARY"
     if settings.plain is not None and not settings.plain.memory_limits:
-        yield Finding("P-LIBRARY", "ok", str(home), "not needed with these settings")
+        yield Finding(check, "ok", str(home), "not needed with these settings")
         return
 
-    check, files = "P-LIBRARY", list[PathFacts]()
+    files: dict[Path, os.stat_result] = {}
     try:
         async with Worker("disk") as worker:
+            version = settings.library_version
             hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
             facts = await hooks.facts()
 
         if not facts.missing:
-            check = "P-PRELOAD"
-            files = [look_at(Path(facts.library)), look_at(home / "ld.so.preload")]
+            check, places = "P-PRELOAD", (Path(facts.library), home / "ld.so.preload")
+            files = {path: path.stat() for path in places}
 
         check_library(facts)
         yield Finding(check, "ok", str(home), f"containers load {mounted_library(facts)}")
-    except (StateError, Refusal) as error:
+    except (StateError, Refusal, OSError) as error:
         said = getattr(error, "sentence", str(error))
         yield Finding(check, "wrong", str(home), said, "", NO_OFFER)
 
-    for file in files:
-        is_open = not file.ours or file.mode & 0o022
-        mode = f"(uid {file.owner}, mode {file.mode:04o})"
+    for path, found in files.items():
+        is_open, whose = who_writes(found, stat.S_IWGRP | stat.S_IWOTH)
         yield judged(
-            "P-PRELOAD",
-            file.path,
+            check,
+            path,
             "everybody may read it, and only its owner write it",
-            (file.kind != "file", "unknown", f"is a {file.kind}", "run this as root"),
-            (is_open, "wrong", f"others than root may write it {mode}"),
-            (not file.mode & 0o004, "wrong", f"not everybody may read it {mode}"),
+            (is_open, "wrong", f"others than root may write it {whose}"),
+            (not found.st_mode & stat.S_IROTH, "wrong", f"not everybody may read it {whose}"),
         )
 
 
@@ -633,14 +558,23 @@ async def _library(seen: NodeSeen) -> AsyncIterator[Finding]:
 async def _driver(seen: NodeSeen) -> AsyncIterator[Finding]:
     """The driver and its GPUs, within 15 s. An agent that answers knows more than one scan."""
     settings, scan = seen.settings, None
-    if seen.status:
+    if isinstance(seen.agent, StatusDocument):
         return
 
     failure, remedy = f"the driver did not answer within {DRIVER_SECONDS:g} s", ""
     try:
         async with asyncio.timeout(DRIVER_SECONDS):
-            async for one in _scans(settings):
-                scan = one
+            if settings.simulate is not None:  # without the socket that `run` opens for them
+                from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
+
+                scan = await look_once(settings.simulate)
+            else:
+                async with open_driver(settings) as driver:
+                    scan = await driver.scan()
+                    # GPUs that initialise take seconds to answer.
+                    while any(fault.trouble is Trouble.SILENT for fault in scan.faults):
+                        await asyncio.sleep(LOOK_SECONDS)
+                        scan = await driver.scan()
     except TimeoutError:
         pass  # what the last scan in time found counts
     except (AgentError, OSError) as error:
@@ -649,27 +583,6 @@ async def _driver(seen: NodeSeen) -> AsyncIterator[Finding]:
     name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
     for finding in judge_driver(name, scan, failure, remedy):
         yield finding
-
-
-async def _scans(settings: Settings) -> AsyncIterator[Scan]:
-    """Scan until no GPU is waking: those that initialise take seconds to answer.
-
-    Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
-    DriverMissing, DriverError, SettingsError.
-    """
-    if settings.simulate is not None:
-        from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
-
-        yield await look_once(settings.simulate)
-        return
-
-    async with open_driver(settings) as driver:
-        while True:
-            yield (scan := await driver.scan())
-            if all(fault.trouble is not Trouble.SILENT for fault in scan.faults):
-                return
-
-            await asyncio.sleep(LOOK_SECONDS)
 
 
 def judge_driver(library: str, scan: Scan | None, failure: str, remedy: str) -> Iterator[Finding]:
@@ -701,70 +614,48 @@ def judge_driver(library: str, scan: Scan | None, failure: str, remedy: str) -> 
 async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
     """The kubelet's directory and socket, and what it answers by PodResources."""
     paths = seen.settings.paths
-    found = judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
+    found = judge_path(paths.plugins, "P-KUBELET", made=False)
     if found.verdict == "ok":
-        is_missing = look_at(paths.kubelet_socket).kind != "socket"
-        row: Row = (is_missing, "wrong", "no socket of a kubelet is there")
-        found = judged("P-KUBELET", str(paths.kubelet_socket), "the kubelet's socket is there", row)
+        row: Row = (
+            not paths.kubelet_socket.is_socket(),
+            "wrong",
+            "no socket of a kubelet is there",
+        )
+        found = judged("P-KUBELET", paths.kubelet_socket, "the kubelet's socket is there", row)
 
     yield found
 
     # A person waits for this, and no pod.
-    witness, failure = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0), ""
-    booked: dict[tuple[str, str, str], bool] = {}
-    asks, before = True, SystemClock().now() - RECORDED_WITHIN
+    witness, failure, old = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0), "", ""
     try:
-        booked = {
-            (pod.namespace, pod.pod, name): bool(ids.get(seen.settings.sharing.resource))
-            for pod in await witness.list()
-            for name, ids in pod.containers.items()
-        }
         await witness.get("default", "hami-agent-doctor")
     except WitnessUnsupported:
-        asks = False
+        old = "it is older than 1.34 and cannot say which pod it is admitting"
     except KubeletError as error:
         failure = str(error)
     finally:
         witness.close()
 
-    lost = {
-        f"{cap(one.namespace, 64)}/{cap(one.pod, 256)}"
-        for one in (seen.status.allocations if seen.status else None) or ()
-        if one.decided_by == "scheduler" and not one.ended and one.since and one.since < before
-        # The kubelet never lists ordinary init containers.
-        if booked.get((one.namespace, one.pod, one.container)) is False
-    }
-    which = f"of {counted(len(lost), 'pod')} that the agent answered: {some(lost)}"
-    old = "it is older than 1.34 and cannot say which pod it is admitting"
     yield judged(
         "P-WITNESS",
-        str(paths.pod_resources_socket),
+        paths.pod_resources_socket,
         "the kubelet answers",
         (failure, "wrong", failure),
-        (
-            lost,
-            "note",
-            f"the kubelet lost its checkpoint and has no record {which}",
-            "delete these pods one after the other when they may stop; their successors are booked",
-            "they run on; those that die together may be refused, with a few new pods (HA-2002)",
-        ),
-        (not asks, "note", old, "start GPU pods one at a time (HA-2007)"),
+        (old, "note", old, "start GPU pods one at a time (HA-2007)"),
     )
 
 
 async def _plugins(seen: NodeSeen) -> AsyncIterator[Finding]:
-    """Other plugins for these GPUs that run here, as pods or behind sockets, and a second agent."""
+    """Other plugins for these GPUs that run here, as pods or behind sockets."""
     paths, takeover = seen.settings.paths, seen.settings.takeover
     found = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    alive = [socket for socket in found if socket.alive]
-    agents = [one.path for one in alive if OURS.fullmatch(one.path)]
-    theirs = [*(f"pod {pod}" for pod in seen.plugins), *(one.path for one in alive if one.theirs)]
+    theirs = [*(f"pod {pod}" for pod in seen.plugins)]
+    theirs += [one.path for one in found if one.alive and one.theirs]
     said = f"another device plugin runs on this node: {', '.join(theirs)}"
     yield judged(
         "P-PLUGIN",
-        str(paths.plugins),
+        paths.plugins,
         "no other plugin for these GPUs answers",
-        (len(agents) > 1, "wrong", f"{len(agents)} agents serve the kubelet: {', '.join(agents)}"),
         (theirs and takeover, "note", f"{said}; takeover is set", "remove it after the start"),
         (theirs, "wrong", said),
     )
@@ -775,17 +666,24 @@ async def _plugins(seen: NodeSeen) -> AsyncIterator[Finding]:
 
 async def _agent(seen: NodeSeen) -> AsyncIterator[Finding]:
     """What the agent that runs here says of itself, of its GPUs and of the node lock."""
-    status = seen.status
-    if isinstance(seen.agent, Finding):
-        yield seen.agent
-    if status is None:
+    status = seen.agent
+    if isinstance(status, Finding):
+        yield status
+    if not isinstance(status, StatusDocument):
         return
 
+    # One line for all GPUs of which the same is said.
+    alike: defaultdict[tuple[bool, bool, str], list[str]] = defaultdict(list)
     for gpu in (gpu for gpu in status.gpus if gpu_grade(gpu)):
-        verdict: Verdict = "wrong" if gpu.condition in SEVERE else "note"
         said = f"is {gpu.health}: {gpu.text or gpu.cause}"
-        means = "new pods still get this GPU" if gpu.serving else OF_ONE_GPU
-        yield Finding("P-GPU", verdict, f"GPU {gpu.name}", said, means=means)
+        alike[gpu.condition in SEVERE, gpu.serving, said].append(gpu.name)
+
+    for (is_severe, serving, said), names in alike.items():
+        subject, each = ("GPUs", "each ") if len(names) > 1 else ("GPU", "")
+        means = "new pods still get this GPU" if serving else OF_ONE_GPU
+        verdict: Verdict = "wrong" if is_severe else "note"
+        subject = f"{subject} {', '.join(names)}"
+        yield Finding("P-GPU", verdict, subject, f"{each}{said}", means=means)
 
     checks = status.node.checks
     for one in (one for one in checks if not one.ok and one.name != "gpu_health"):
@@ -822,61 +720,59 @@ def judge_lock(node: str, lock: LockStatus, now: dt.datetime) -> Finding:
 
 
 async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
-    """The API server, and what it shows of this node."""
-    if seen.settings.plain is not None:
+    """The rights of this account at the API server, the plugins here, and the Node."""
+    settings, now = seen.settings, SystemClock().now()
+    if settings.plain is not None:
         return
 
-    kubeconfig = seen.settings.kubeconfig
-    connection = Connection(Path(kubeconfig) if kubeconfig else None, environment=seen.environ)
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    connection = Connection(kubeconfig, environment=seen.environ)
     server = f"API server by {connection.source}"
     try:
         async with open_session(connection, "hami-agent") as session:
-            async for one in _ask_cluster(seen, NodeReader(session, seen.settings.node), server):
-                yield one
+            reader = NodeReader(session, settings.node)
+            yield (found := await _rights(seen, reader, server))
+            # What a right is missing for is not asked.
+            if found.verdict == "wrong" and "get nodes" in found.said:
+                return
+
+            node = await reader.get_sight(settings.sharing.resource)
     except (ApiError, SettingsError) as error:
         said = f"{error.said}; what it knows of this node is not checked"
         # An agent that runs says itself what it lacks of the API server.
         verdict: Verdict = "wrong" if seen.agent is None else "unknown"
         remedy = error.remedy or "repair the connection or the permissions"
         yield Finding("P-NODE", verdict, server, said, remedy)
+        return
+
+    row: Row = (node is None, "wrong", "the API server knows no such Node")
+    yield judged("P-NODE", f"Node {settings.node}", "exists", row)
+    if node is not None and seen.agent is not None:
+        yield judge_offer(node, settings.sharing.resource, now)
+        yield judge_report(node, settings.report.profile, now)
 
 
-async def _ask_cluster(seen: NodeSeen, reader: NodeReader, server: str) -> AsyncIterator[Finding]:
-    """The rights of this account, the plugins here, and the Node.
-
-    What a right is missing for is not asked. Raises ApiError.
-    """
-    settings, now = seen.settings, SystemClock().now()
-    wanted = rights(settings.node, node_condition=settings.node_condition)
+async def _rights(seen: NodeSeen, reader: NodeReader, server: str) -> Finding:
+    """The rights of this account. It also notes the other plugins. Raises ApiError."""
+    wanted = rights(seen.settings.node, node_condition=seen.settings.node_condition)
     unasked = [one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}]
     denied = [one for one in wanted if one not in unasked and not await reader.granted(one)]
-    words = {right.words for right in denied}
-    if "list pods" not in words:
-        neighbours = await reader.pods(decode_listed)
-        others = (pod for pod in neighbours if pod.is_other_plugin)
-        seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
-        for pod in neighbours[:1]:
+    if all(one.words != "list pods" for one in denied):
+        pods = await reader.pods(decode_listed)
+        seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in pods if pod.is_other_plugin)
+        for pod in pods[:1]:
             right = Right("get", "pods", pod.name, pod.namespace)
             denied += [] if await reader.granted(right) else [right]
 
     lacks, unknown = (", ".join(one.words for one in each) for each in (denied, unasked))
     partly = f"this account can read what the agent reads; not checked: {unknown}"
-    yield judged(
+    return judged(
         "P-RIGHTS",
         server,
         "all permissions of the agent are granted",
         (lacks, "wrong", f"these are denied: {lacks}"),
         (unknown, "note", partly, "run this check as the agent once it is installed"),
     )
-    if "get nodes" in words:
-        return
-
-    node = await reader.get_sight(settings.sharing.resource)
-    row: Row = (node is None, "wrong", "the API server knows no such Node")
-    yield judged("P-NODE", f"Node {settings.node}", "exists", row)
-    if node is not None and seen.agent is not None:
-        yield judge_offer(node, settings.sharing.resource, now)
-        yield judge_report(node, settings.report.profile, now)
 
 
 def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:

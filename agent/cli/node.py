@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -17,14 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent.cli.config import add_settings, flags, looked, sources, started
-from agent.cli.connections import (
-    IN_CLUSTER,
-    add_cluster,
-    add_socket,
-    call,
-    connection_of,
-    open_session,
-)
+from agent.cli.connections import add_cluster, add_socket, call, connection_of, open_session
 from agent.cli.main import (
     NOT_FOUND,
     OK,
@@ -41,7 +34,7 @@ from agent.cli.main import (
 )
 from agent.cli.output import answer
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, StateError
+from agent.errors import AgentError, ApiError, SettingsError, StateError
 from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
 from agent.host.system import LockFile, Worker, host_name
@@ -106,9 +99,8 @@ def add_parser(subparsers: Subparsers) -> None:
         name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
         parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
         if of_node:
-            parser.add_argument(
-                "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
-            )
+            told = "the Node (default: that of the agent's settings)"
+            parser.add_argument("--node", metavar="NAME", help=told)
             add_cluster(parser)
         else:
             add_socket(parser)
@@ -127,22 +119,17 @@ def add_parser(subparsers: Subparsers) -> None:
         "refused or something of an agent is left, 3 without the API server, 4 without the Node.",
         epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="even if pods with GPUs run here; not beside an agent"
-    )
+    told = "even if pods with GPUs run here; not beside an agent"
+    parser.add_argument("--force", action="store_true", help=told)
     add_output(parser)
 
     everywhere = parser.add_argument_group(
         "all Nodes",
-        "of a cluster, with an account that may change them, even if pods with GPUs run there. A "
-        "Node on which a device plugin serves is skipped. Only the settings --kubeconfig and "
-        "--resource-name are used",
+        "also where pods with GPUs run, but not where a device plugin serves. Only the settings "
+        "--kubeconfig and --resource-name are used",
     ).add_argument
-    everywhere(
-        "--all-nodes",
-        action="store_true",
-        help="clean all Nodes; it waits up to 90 s for agents that still serve",
-    )
+    told = "clean all Nodes; it waits up to 90 s for agents that still serve"
+    everywhere("--all-nodes", action="store_true", help=told)
     everywhere("--namespace", metavar="NAME", help="namespace of the agents' pods")
     everywhere("--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v")
     add_settings(parser, only=OF_USE)
@@ -206,17 +193,16 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
 
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a release did, as lines; and whether the GPUs are free for work on them."""
-    gpus, holders = ", ".join(data["gpus"]), data["heldBy"]
+    names, holders = data.get("labels") or data["gpus"], data["heldBy"]
+    gpus, one = ", ".join(names), len(names) == 1
+    gpus, what, them = (f"GPU {gpus}", gpus, "it") if one else (f"GPUs {gpus}", "all", "them")
     if not holders and data["released"] is True:
-        what = "all" if len(data["gpus"]) > 1 else gpus
         return [f"{gpus}: released until `hami-agent recheck {what}`"], True
 
     lines = [f"still held by pod {pod}: delete it first" for pod in holders]
-    if data["obstacle"]:
-        lines.append(
-            f"still open in the agent, which can be stopped for the work: {data['obstacle']}"
-        )
-    return [*lines, f"{gpus}: not free yet, but no new pod gets it; release again later"], False
+    if why := data["obstacle"]:
+        lines.append(f"still open in the agent, which can be stopped for the work: {why}")
+    return [*lines, f"{gpus}: not free yet, but no new pod gets {them}; release again later"], False
 
 
 # Cordons.
@@ -240,16 +226,14 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         api = KubeApi(session, args.node)
         seen = await api.get_node()
         if seen is None:
-            absent = f"the API server knows no Node {args.node}"
-            raise NotThere(absent, remedy="name it with --node")
+            raise NotThere(f"the API server knows no Node {args.node}: name it with --node")
 
         gpu, listed = _named(seen, args.gpu), read_cordon(seen.annotations.get(CORDON))
         is_changed = (gpu.uuid in listed) is not on
         said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
 
         if is_changed:
-            others = [uuid for uuid in listed if uuid != gpu.uuid]
-            kept = [*others, gpu.uuid] if on else others
+            kept = [*(uuid for uuid in listed if uuid != gpu.uuid), *[gpu.uuid] * on]
             changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
             changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
             # The write is refused if the Node changed since: what others wrote in between is kept.
@@ -258,13 +242,9 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
 
     data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": on}
-    answer(
-        args.output,
-        "Cordon",
-        data | {"changed": is_changed},
-        [f"GPU {gpu.words} of Node {args.node} {said}"],
-        source=f"API server by {connection.source}",
-    )
+    data["changed"], source = is_changed, f"API server by {connection.source}"
+    told = [f"GPU {gpu.words} of Node {args.node} {said}"]
+    answer(args.output, "Cordon", data, told, source=source)
     return OK
 
 
@@ -310,8 +290,8 @@ class Cleaned(msgspec.Struct, frozen=True):
 
 
 async def uninstall_here(
-    args: argparse.Namespace, environ: Mapping[str, str], tell: Callable[[Cleaned], None]
-) -> None:
+    args: argparse.Namespace, environ: Mapping[str, str]
+) -> AsyncIterator[Cleaned]:
     """Clean the Node of this host, if no pod there has a GPU; or by --force.
 
     The agent's lock keeps an agent from starting meanwhile. Raises AgentError: it is refused, there
@@ -322,14 +302,13 @@ async def uninstall_here(
     except SettingsError as error:
         raise AgentError(str(error)) from error  # not the exit code of a kubeconfig
 
-    path = settings.paths.run / "lock"
-    lock = LockFile(path)
+    lock = LockFile(settings.paths.run / "lock")
     with contextlib.ExitStack() as held:
         held.callback(lock.release)
         if not lock.try_take():
             raise AgentError(
-                f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop "
-                "it first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
+                f"an agent runs on this host ({lock.holder()}) and would write again: stop it "
+                "first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
             )
 
         await _release(settings.hook_path)
@@ -340,7 +319,6 @@ async def uninstall_here(
         connection = Connection(kubeconfig, environment=environ)
         async with open_session(connection, UNINSTALLER) as session:
             api = KubeLeftovers(session, settings.sharing.resource)
-
             node = await api.node(settings.node)
             if node.is_touched and not args.force and (pods := await api.gpu_pods(node.name)):
                 raise AgentError(
@@ -349,21 +327,16 @@ async def uninstall_here(
                 )
 
             await api.clean(node)
-            tell(Cleaned(node.name, node.names))
+            yield Cleaned(node.name, node.names)
 
 
 async def uninstall_everywhere(
-    connection: Connection,
-    resource: str,
-    namespace: str,
-    selector: str,
-    tell: Callable[[Cleaned], None],
-) -> None:
+    connection: Connection, resource: str, namespace: str, selector: str
+) -> AsyncIterator[Cleaned]:
     """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
 
     It looks until all are free or WAIT has passed. A plugin is there if the kubelet offers its
-    resource. So one is not seen that is just restarting, whose GPUs are all unhealthy, or that has
-    another resource: it writes its report again.
+    resource. One that is just restarting is not seen: it writes its report again.
 
     Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
@@ -371,34 +344,28 @@ async def uninstall_everywhere(
         api, clock = KubeLeftovers(session, resource), asyncio.get_running_loop().time
         nodes, ends = await api.nodes(namespace, selector), clock() + WAIT
         if busy := [node.name for node in nodes if node.is_busy]:
-            _say(
-                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
-                f"no plugin serves: {some(busy)}"
-            )
+            _say(f"waiting up to {WAIT:.0f} s for agents and plugins to end: {some(busy)}")
 
         while any(node.is_busy for node in nodes) and clock() < ends:
             await asyncio.sleep(PAUSE)
             nodes = await api.nodes(namespace, selector)
 
         for node in nodes:
+            failure = skipped = ""
             if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
-                failure = (
-                    f"its agent has not ended and would write again (pod {node.agent}): "
-                    "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
-                )
-                tell(Cleaned(node.name, failure=failure))
+                failure = f"its agent has not ended and would write again (pod {node.agent}): "
+                failure += "clean it when the pod is gone (deploy/README.md, Uninstall)"
             elif node.is_touched and node.served:
-                tell(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
+                skipped = f"a device plugin serves {resource} there"
             elif node.is_touched:
                 try:
                     await api.clean(node)
-                    tell(Cleaned(node.name, node.names))
-                except ApiNotFound:  # it was deleted meanwhile
-                    continue
                 except ApiError as error:
-                    if not error.status:  # each of the others would wait for the API server
-                        raise
-                    tell(Cleaned(node.name, failure=str(error)))
+                    failure = str(error)
+            else:
+                continue
+
+            yield Cleaned(node.name, () if failure or skipped else node.names, skipped, failure)
 
 
 async def _release(hook: Path) -> None:
@@ -428,27 +395,22 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     done: list[Cleaned] = []
 
-    def tell(node: Cleaned) -> None:
-        done.append(node)
-        said = f"removed {', '.join(node.removed)}"
-        said = f"skipped: {node.skipped}" if node.skipped else said
-        said = f"something is left: {node.failure}" if node.failure else said
-        if args.output == TABLE and node != Cleaned(node.node):
-            print(f"{node.node}: {said}", flush=True)
-
     async def work() -> None:
-        if not args.all_nodes:
-            await uninstall_here(args, environ, tell)
-            return
-
-        # No settings are read: a release with invalid settings must be uninstallable. Its Job has
-        # the variables of the release, so in a pod its own account comes before KUBECONFIG.
-        named = Path(given["--kubeconfig"]) if given.get("--kubeconfig") else None
-        connection = Connection(None, environment=environ)
-        if named or IN_CLUSTER not in environ:
+        found = uninstall_here(args, environ)
+        if args.all_nodes:
+            # No settings are read: a release with invalid settings must be uninstallable.
+            named = Path(given["--kubeconfig"]) if given.get("--kubeconfig") else None
+            resource = given.get("--resource-name") or "nvidia.com/gpu"  # the default
             connection = connection_of(named, "", environ)
-        resource = given.get("--resource-name") or "nvidia.com/gpu"  # the default
-        await uninstall_everywhere(connection, resource, args.namespace, args.selector, tell)
+            found = uninstall_everywhere(connection, resource, args.namespace, args.selector)
+
+        async for node in found:
+            done.append(node)
+            said = f"removed {', '.join(node.removed)}"
+            said = f"skipped: {node.skipped}" if node.skipped else said
+            said = f"something is left: {node.failure}" if node.failure else said
+            if args.output == TABLE and node != Cleaned(node.node):
+                print(f"{node.node}: {said}", flush=True)
 
     refusal = ""
     try:

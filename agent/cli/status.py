@@ -65,7 +65,7 @@ from agent.ledger import (
 from agent.model import Cause, Condition, Gpu, Health, Inventory, SharedGpu, SharingSettings
 from agent.node import Check
 from agent.setting import duration, number
-from agent.status import GpuStatus, NodeStatus, StatusDocument, StatusFacts, open_envelope
+from agent.status import NodeStatus, StatusDocument, StatusFacts, open_envelope
 
 # Renders the status of a node as text. Pure.
 
@@ -90,10 +90,7 @@ _NODE_COLUMNS: Final = (
 
 
 class StatusStyle(msgspec.Struct, frozen=True):
-    """How to write.
-
-    `width`: columns of the terminal. `wide`: tables have all columns, however wide they are.
-    """
+    """How to write. `wide`: tables have all columns, however wide they are."""
 
     width: int = 80
     wide: bool = False
@@ -102,6 +99,10 @@ class StatusStyle(msgspec.Struct, frozen=True):
     def graded(self, line: str, grade: str) -> str:
         """The line in the colour of that grade."""
         return self.paint(line, COLOURS[grade]) if grade else line
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+        """A table that fits the terminal."""
+        return table(columns, rows, UNFOLDED if self.wide else self.width)
 
     def notices(self, told: Iterable[view.Notice]) -> Iterator[str]:
         """The notices in their colours, folded."""
@@ -125,28 +126,19 @@ def status_lines(
 
         yield from wrapped(line, width)
 
-    yield from gpu_lines(found.gpus, style)
+    grades = ["", *map(view.gpu_grade, found.gpus)]  # the titles have none
+    columns = view.GPU_COLUMNS if style.wide else view.GPU_COLUMNS[:BRIEF]
+    gpus = style.table(columns, [view.gpu_cells(gpu) for gpu in found.gpus])
+    yield from map(style.graded, gpus, grades) if found.gpus else ["no GPU is shared on this node"]
+
     yield from style.notices(view.notices(found, now, refused=refused))
     yield from wrapped(view.summary(found), style.width)
-
-
-def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
-    """A table with a line for each GPU."""
-    if not gpus:
-        yield "no GPU is shared on this node"
-        return
-
-    columns = view.GPU_COLUMNS if style.wide else view.GPU_COLUMNS[:BRIEF]
-    rows = [view.gpu_cells(gpu) for gpu in gpus]
-    grades = ["", *map(view.gpu_grade, gpus)]  # the titles have none
-    lines = table(columns, rows, UNFOLDED if style.wide else style.width)
-    yield from map(style.graded, lines, grades)
 
 
 def pod_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """A table with a line for each container and GPU; what uses the most memory comes first."""
     if rows := view.pod_rows(found, now):
-        yield from table(view.POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
+        yield from style.table(view.POD_COLUMNS, rows)
         yield from style.notices(view.pod_notices(found))
     else:
         yield "no container holds a slice"
@@ -255,18 +247,15 @@ def observed_status(
 ) -> StatusDocument:
     """The node by its annotations, and its pods by theirs. What is used is not known.
 
-    `reasons`: sentences about GPUs that are not well, the last first: of its condition GpuDegraded
-    and of Events.
-
-    Raises:
-        MalformedText: the register annotation cannot be read.
+    `reasons`: sentences about GPUs that are not well, the last first. Raises MalformedText: the
+    register annotation cannot be read.
     """
     text = node.annotations.get(REGISTER)
     registered = decode_either(text) if text else ()
     holding = [pod for pod in pods if pod.groups and not pod.terminal]
     facts = StatusFacts(
         now,
-        NodeStatus(name=node.name, resource=resource, lock=view.lock_status(node.annotations)),
+        NodeStatus(node.name, resource=resource, lock=view.lock_status(node.annotations)),
         node=node,
         inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, reasons) for gpu in registered)),
         ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
@@ -274,15 +263,11 @@ def observed_status(
     )
 
     # Since when, only an agent can say.
-    changed = msgspec.structs.replace
-    return StatusDocument(
-        node=facts.about,
-        gpus=tuple(
-            changed(gpu, since=None, slices=one.split_count)
-            for gpu, one in zip(view.gpus_of(facts), registered, strict=True)
-        ),
-        allocations=tuple(changed(one, since=None) for one in view.allocations_of(facts)),
-    )
+    changed, counts = msgspec.structs.replace, (one.split_count for one in registered)
+    pairs = zip(view.gpus_of(facts), counts, strict=True)
+    gpus = (changed(gpu, since=None, slices=count) for gpu, count in pairs)
+    held = (changed(one, since=None) for one in view.allocations_of(facts))
+    return StatusDocument(facts.about, tuple(gpus), tuple(held))
 
 
 def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) -> SharedGpu:
@@ -300,15 +285,9 @@ def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) 
         health = Health(condition, now, cause, text, serving=False)
 
     name = gpu.type_name.removeprefix("NVIDIA-")
-    return SharedGpu(
-        Gpu(gpu.uuid, gpu.index, name, None, "", gpu.numa),
-        health,
-        gpu.split_count,
-        gpu.registered_mib,
-        gpu.core_percent,
-        gpu.type_name,
-        gpu.mode,
-    )
+    physical = Gpu(gpu.uuid, gpu.index, name, None, "", gpu.numa)
+    offer = gpu.split_count, gpu.registered_mib, gpu.core_percent, gpu.type_name, gpu.mode
+    return SharedGpu(physical, health, *offer)
 
 
 def _observed_rows(pod: PodView, now: dt.datetime) -> Iterator[Row]:
@@ -349,30 +328,26 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
 
     try:
         if not args.objects:
-            found, at = open_envelope(
-                await reader.by_agent("status", "-o", "json"), "Status", StatusDocument
-            )
-            return StatusRead(found, at, f"agent of {node} in its pod, through the {source}")
+            text = await reader.by_agent("status", "-o", "json")
+            way = f"agent of {node} in its pod, through the {source}"
+            return StatusRead(*open_envelope(text, "Status", StatusDocument), way)
     except (ApiError, MalformedText) as error:
         missing = f"only what its objects show, because the agent was not read: {error}"
 
     at = SystemClock().now()
-    found_node = await reader.node()
-    if found_node is None:
+    if (found_node := await reader.node()) is None:
         raise NotThere(f"the cluster has no Node {node}")
 
     seen, degraded = found_node
     pods, reasons = await reader.pods(lambda item: decode_pod(item, resource)), [degraded]
-    changes: list[JournalEntry] | None = None
+    changes: tuple[JournalEntry, ...] | None = None
     with contextlib.suppress(ApiError):  # without this right they are not known
-        changes = [
-            JournalEntry(
-                at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning"
-            )
+        told = (
+            JournalEntry(one.last, one.reason, one.message, one.kind == "Warning")
             for one in await reader.events()
             if one.last is not None
-        ]
-        changes.sort(key=lambda one: one.at, reverse=True)
+        )
+        changes = tuple(sorted(told, key=lambda one: one.at, reverse=True))
         reasons += [one.text for one in changes if one.reason in NOT_WELL]
 
     try:
@@ -380,9 +355,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     except MalformedText as error:
         raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
 
-    if changes is not None:
-        found = msgspec.structs.replace(found, changes=tuple(changes))
-
+    found = msgspec.structs.replace(found, changes=changes)
     return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)
 
 
@@ -398,27 +371,23 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
             one = observed_status(seen, pods, resource, at)
         except MalformedText:
             check = Check("report", ok=False, text="the register annotation cannot be read")
-            node = NodeStatus(name=seen.name, resource=resource, checks=(check,))
-            one = StatusDocument(node=node, gpus=())
+            one = StatusDocument(NodeStatus(seen.name, resource=resource, checks=(check,)), ())
 
-        # What is held of a GPU that is not offered cannot be given to another pod.
-        offered = [gpu for gpu in one.gpus if gpu.serving]
+        gpus = one.gpus
         found.append(one)
-        rows.append(
-            [
-                cap(one.node.name),
-                "?" if one.node.checks else str(len(one.gpus)),
-                str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
-                str(sum(gpu.cordoned for gpu in one.gpus)),
-                f"{sum(gpu.slices_held for gpu in offered)}/{sum(gpu.slices for gpu in offered)}",
-                gib(sum(gpu.promised_mib for gpu in one.gpus)),
-                gib(sum(gpu.free_mib for gpu in one.gpus)),
-            ]
-        )
+        cells = [
+            cap(one.node.name),
+            "?" if one.node.checks else str(len(gpus)),
+            str(sum(gpu.condition != Condition.OK for gpu in gpus)),
+            str(sum(gpu.cordoned for gpu in gpus)),
+            f"{sum(gpu.slices_held for gpu in gpus)}/{sum(gpu.slices for gpu in gpus)}",
+            gib(sum(gpu.promised_mib for gpu in gpus)),
+            gib(sum(gpu.free_mib for gpu in gpus)),
+        ]
+        rows.append(cells)
 
     width = terminal_width(environ)
     lines = [*table(_NODE_COLUMNS, rows, width), *wrapped(f"source: {source}", width)]
-
     answer(args.output, "Nodes", found, lines, at=at, source=source)
     text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
     return fail("status", text, INCOMPLETE) if silent else OK
@@ -453,29 +422,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
     source = parser.add_mutually_exclusive_group()
     add_socket(source)
-    source.add_argument(
-        "--from",
-        dest="bundle",
-        type=Path,
-        metavar="FILE",
-        help="read an archive of `hami-agent bundle` instead",
-    )
-    source.add_argument(
-        "--node",
-        metavar="NAME",
-        help="a node of the cluster: its agent in its pod (pods/exec), else its objects",
-    )
-
-    parser.add_argument(
-        "--objects",
-        action="store_true",
-        help="with --node: what HAMi's scheduler reads, the objects, also where an agent answers",
-    )
-    parser.add_argument(
-        "--resource",
-        metavar="NAME",
-        help=f"the resource name of slices in the cluster (default {RESOURCE})",
-    )
+    told = "read an archive of `hami-agent bundle` instead"
+    source.add_argument("--from", dest="bundle", type=Path, metavar="FILE", help=told)
+    told = "a node of the cluster: its agent in its pod (pods/exec), else its objects"
+    source.add_argument("--node", metavar="NAME", help=told)
+    told = "with --node: what HAMi's scheduler reads, the objects, also where an agent answers"
+    parser.add_argument("--objects", action="store_true", help=told)
+    told = f"the resource name of slices in the cluster (default {RESOURCE})"
+    parser.add_argument("--resource", metavar="NAME", help=told)
     add_cluster(parser)
     add_output(parser, forms=(TABLE, "wide", "json", "yaml"))
 
@@ -526,9 +480,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise
 
     style = StatusStyle(terminal_width(environ), args.output == "wide", painter(environ))
-    answer(
-        args.output, "Status", read.found, _lines(read, args, style), at=read.at, source=read.source
-    )
+    lines = _lines(read, args, style)
+    answer(args.output, "Status", read.found, lines, at=read.at, source=read.source)
     return fail("status", read.missing, INCOMPLETE) if read.missing else OK
 
 
@@ -587,7 +540,6 @@ def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             if len(lines) > height:
                 more = f"{len(lines) - height + 1} more lines: `hami-agent status --by pod`"
                 lines[height - 1 :] = wrapped(more, columns)[:1]
-
             # A line is cleared before it is written: behind a full one the cursor is still on it.
             sys.stdout.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
             sys.stdout.flush()

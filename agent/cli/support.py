@@ -3,20 +3,16 @@
 import argparse
 import io
 import os
-import re
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import agent
-from agent import __version__
 from agent.cli.connections import add_socket, call
 from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, VERBS, NotThere, Subparsers, fail, parser_of
-from agent.errors import cap
-from agent.health.xids import xid_class, xid_name
 from agent.kit.timing import SystemClock
+from agent.web.runbook import entries, runbook_text
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -58,27 +54,10 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
     del environ
-    act = {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb]
-    return act(args)
+    return {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb](args)
 
 
 # The runbook.
-
-_ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
-
-_HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
-"""A heading of an entry: its ids, and its title."""
-
-_LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
-"""A link of Markdown, of which the text is shown."""
-
-_INNER: Final = re.compile(r"\]\(#([^)\s]+)\)")
-"""A link to a section of the runbook."""
-
-_XID: Final = re.compile("(?:h-|xid ?)?([0-9]{1,5})")
-
-_OF_ALL_XIDS: Final = "h-nnn"
-"""The entry of XIDs that have none of their own."""
 
 HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 """The line below answers that have ids."""
@@ -86,57 +65,18 @@ HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 
 def _runbook(args: argparse.Namespace) -> int:
     """Print the entry, or the ids; return the exit code."""
-    known = entries()
     if args.id is None:
+        known = entries()
         width = max(map(len, known))
         sys.stdout.writelines(f"{name:<{width}}  {title}\n" for name, (title, _) in known.items())
         return OK
 
-    names = {name.lower(): name for name in known}
-    asked = args.id.strip("[]").lower()  # as messages have it
-    title = ""
+    try:
+        sys.stdout.write(runbook_text(args.id))
+    except LookupError as error:
+        raise NotThere(error.args[0]) from error
 
-    if of_xid := _XID.fullmatch(asked):
-        number, asked = int(of_xid[1]), _OF_ALL_XIDS
-        title = f"H-{number:03} XID {number}: {xid_name(number)}; class {xid_class(number)}"
-
-    if asked not in names:
-        hint = "`hami-agent runbook` lists all"
-        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}; {hint}")
-
-    text = known[names[asked]][1]
-    if title:
-        text = title + text[text.index("\n") :]
-
-    sys.stdout.write(text)
     return OK
-
-
-def entries() -> Mapping[str, tuple[str, str]]:
-    """Title and text of each id, in the order of the runbook.
-
-    The text of a section without an id stands below each entry that refers to it.
-    """
-    home = Path(agent.__file__).parent
-    installed = home / "RUNBOOK.md"
-    text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
-    found: dict[str, tuple[str, str]] = {}
-    parts = re.split("^(?=##)", text, flags=re.MULTILINE)
-    # By the name that GitHub gives the heading in links.
-    sections: dict[str, str] = {}
-    for part in parts:
-        if not _HEADING.match(part):
-            words = re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lstrip("# "))
-            sections[words.lower().replace(" ", "-")] = part
-
-    for part in parts:
-        if heading := _HEADING.match(part):
-            linked = [sections[name] for name in _INNER.findall(part) if name in sections]
-            plain = _LINK.sub(r"\1", "".join((part, *linked))).replace("### ", "").rstrip()
-            title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
-            found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))
-
-    return found
 
 
 # The archive.
@@ -158,31 +98,32 @@ def _bundle(args: argparse.Namespace) -> int:
     """Write the archive and print its name; return the exit code."""
     now = SystemClock().now()
     path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
-    answers = {name: call(args.socket, "GET", target, DEADLINE) for name, target in PARTS.items()}
-    # /readyz may answer 503.
-    files = {
-        name: text.encode() for name, (status, text) in answers.items() if status in {200, 503}
-    }
-    files["bundle.txt"] = f"hami-agent {__version__}\n".encode()
+    files: dict[str, str] = {}
+    missing: list[str] = []
+    for name, target in PARTS.items():
+        status, text = call(args.socket, "GET", target, DEADLINE)
+        if status in {200, 503}:  # the second of /readyz
+            files[name] = text
+        else:
+            missing.append(f"missing: {name}: {target} answered {status}")
+
     try:
         # Never over an archive that is there, and for its owner alone: it names pods.
         with (
             open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
             tarfile.open(fileobj=file, mode="w:gz") as archive,
         ):
-            for name, content in files.items():
-                member = tarfile.TarInfo(f"hami-agent/{name}")
+            for name, text in files.items():
+                member, content = tarfile.TarInfo(f"hami-agent/{name}"), text.encode()
                 member.size, member.mtime, member.mode = len(content), int(now.timestamp()), 0o600
                 archive.addfile(member, io.BytesIO(content))
-    except FileExistsError:
-        return fail("bundle", f"{path} exists already: choose another --file", UNWRITTEN)
     except OSError as error:
-        return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
+        said = f"{path} cannot be written: {error.strerror}; choose another --file"
+        return fail("bundle", said, UNWRITTEN)
 
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
-    missing = answers.keys() - files.keys()
-    for name in (name for name in PARTS if name in missing):
-        fail("bundle", f"missing: {name}: {PARTS[name]} answered {answers[name][0]}", INCOMPLETE)
+    for said in missing:
+        fail("bundle", said, INCOMPLETE)
 
     return INCOMPLETE if missing else OK
 
@@ -223,48 +164,39 @@ complete -c hami-agent -a '(__hami_agent)'
 def _complete(args: argparse.Namespace) -> int:
     """Print the script, or what may stand for the last of the words; return the exit code."""
     # argparse removes the first `--` of the words, or none in later versions of Python.
-    if words := args.words[args.words[:1] == ["--"] :]:
-        sys.stdout.writelines(f"{word}\n" for word in may_follow(words))
-    else:
-        sys.stdout.write(SCRIPTS[args.shell])
-
+    words = args.words[args.words[:1] == ["--"] :]
+    found = "".join(f"{word}\n" for word in may_follow(words)) if words else SCRIPTS[args.shell]
+    sys.stdout.write(found)
     return OK
 
 
-def may_follow(words: Sequence[str]) -> list[str]:
+def may_follow(words: Sequence[str]) -> Iterable[str]:
     """What may stand for the last of the words that are typed; nothing: any value, or a file."""
     *before, typed = words
     if not before:
-        return list(VERBS)
-
+        return VERBS
     if before[0] not in VERBS:
-        return []
+        return ()
 
-    actions = _shown(parser_of(before[0]))
+    actions = parser_of(before[0])._actions  # noqa: SLF001 -- argparse has no public list
     for word in before:
-        sub = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
-        if sub and word in sub[0].choices:
-            actions = _shown(sub[0].choices[word])
+        for action in actions:
+            # Only the parser of a verb of two words has other parsers for choices.
+            if isinstance(action.choices, dict) and word in action.choices:
+                actions = action.choices[word]._actions  # noqa: SLF001
 
-    for action in actions:
+    shown = [action for action in actions if action.help != argparse.SUPPRESS]
+    for action in shown:
         # A switch may stand alone, so another word may follow it.
         takes_value = action.nargs != 0 and (action.nargs != "?" or action.choices)
         if before[-1] in action.option_strings and takes_value:
             return _values(action)
 
     if typed.startswith("-"):
-        return [option for action in actions for option in action.option_strings]
+        return [option for action in shown for option in action.option_strings]
 
-    return [value for one in actions if not one.option_strings for value in _values(one)]
-
-
-def _values(action: argparse.Action) -> list[str]:
-    if action.metavar == "ID":
-        return list(entries())
-
-    return [str(choice) for choice in action.choices or ()]
+    return [value for one in shown if not one.option_strings for value in _values(one)]
 
 
-def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    every = parser._actions  # noqa: SLF001 -- argparse has no public list
-    return [action for action in every if action.help != argparse.SUPPRESS]
+def _values(action: argparse.Action) -> Iterable[str]:
+    return entries() if action.metavar == "ID" else map(str, action.choices or ())

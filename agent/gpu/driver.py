@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pynvml
 import structlog
+from msgspec.structs import replace
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
@@ -46,35 +47,23 @@ _KINDS: Final = {
 }
 WANTED: Final = sum(_KINDS)  # each is one bit
 
-WAIT_MS: Final = 1000
-"""Milliseconds of one wait, which only an event ends sooner. Stopping takes as long."""
-
-STALL: Final = 2.5
-"""Seconds (2.5 x WAIT_MS): a wait longer than two of these does not return."""
-
+WAIT_MS: Final = 1000  # of one wait, which only an event ends sooner; stopping takes as long
+STALL: Final = 2.5  # seconds (2.5 x WAIT_MS): a wait longer than two of these does not return
+FAREWELL: Final = 1.2  # seconds for the thread to end: a wait, and a late turn of a busy machine
 CLOSED: Final = "the driver session was closed"
-
-FAREWELL: Final = 1.2
-"""Seconds for the thread to end: a wait, and a late turn of a busy machine."""
-
 
 Registered = tuple[GpuUuid, str, int]
 """A GPU: its UUID, why it sends no events (empty: it does), and its handle's address."""
 
 
 class EventStream:
-    """The events of one event set, which the stream makes and frees.
-
-    Events that nobody has taken yet wait in the order in which they came: none is lost.
-    """
+    """The events of one event set, which the stream makes and frees. They wait until taken."""
 
     def __init__(self, library: NvmlLibrary) -> None:
         self.event_set: Any = None
-        self.ended = asyncio.Event()
-        """Set once the thread has left the library and will not return to it."""
+        self.ended = asyncio.Event()  # the thread has left the library and will not return to it
         self.obstacles: dict[str, str] = {}
-        """Of each GPU that was asked (its UUID, or `index N`) why it does not report to this
-        stream; empty: it does."""
+        """By UUID or `index N` why a GPU that was asked does not report here; empty: it does."""
         self.known: dict[int, GpuUuid] = {}
         """The GPU of each handle's address; another dict once the indexes have changed."""
         self._library = library
@@ -83,8 +72,7 @@ class EventStream:
         self.failure: DriverError | None = None
         self._news = asyncio.Event()
         self._turns = 0
-        self.begun = threading.Event()
-        """Set it to let the thread wait for events; if the stream has failed, it frees the set."""
+        self.begun = threading.Event()  # set: the thread waits for events, or frees a failed set
         self._lock = threading.Lock()
         self._users = 1
         threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
@@ -107,10 +95,7 @@ class EventStream:
                 self.fail(DriverError("the driver does not return from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
-        """End the stream: its reader raises `error`, and the thread ends after its wait.
-
-        Also of a stream that has never begun: its thread frees the set.
-        """
+        """End the stream, also before it has begun: its reader raises `error`, its thread ends."""
         self.failure = self.failure or error
         self._news.set()
         self.begun.set()
@@ -130,8 +115,8 @@ class EventStream:
     def register(self, open_gpu: Callable[[], Handle]) -> Registered:
         """Register a GPU with the set. Blocks. A GPU without events is an answer too.
 
-        Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
-        Raises DriverError when the stream has ended.
+        Raises NVMLError, GpuError, ValueError (undecodable text), which may pass; DriverError when
+        the stream has ended.
         """
         library, refused = self._library, ""
         with self._inside():
@@ -161,7 +146,6 @@ class EventStream:
             if not self._users:
                 raise DriverError("the stream of events has ended")
             self._users += 1
-
         try:
             yield
         finally:
@@ -173,7 +157,6 @@ class EventStream:
         with self._lock:
             self._users -= 1
             is_last = not self._users
-
         if is_last and self.event_set is not None:
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlEventSetFree(self.event_set)
@@ -190,7 +173,6 @@ class EventStream:
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
             text = f"the thread that waits for events has died: {error!r}"
             self._tell(self.fail, error if isinstance(error, DriverError) else DriverError(text))
-
         self._leave()
         self._tell(self.ended.set)
 
@@ -241,189 +223,13 @@ def _address(handle: Handle) -> int:
 
 # The session with the library: it begins when it is needed, and again after it broke.
 
-OPEN_DEADLINE: Final = 10.0
-"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
-
+CALL_DEADLINE: Final = 2.0  # seconds
+OPEN_DEADLINE: Final = 10.0  # without a persistence daemon, the first call wakes the GPUs
+# One wait for events (WAIT_MS) and a call: each step of the end has a deadline of its own, and a
+# driver that hangs would use up all of them.
 CLOSE_DEADLINE: Final = 3.0
-"""Seconds, one wait for events (WAIT_MS) and a call: each step of shut() has a deadline of its own,
-and a driver that hangs would use up all of them."""
-
+# A library that has ended so many, one after the other, does not count them: none is left.
 MOST_SESSIONS: Final = 10_000
-"""A library that has ended so many, one after the other, does not count them: none is left."""
-
-
-class OpenedSession(msgspec.Struct, eq=False):
-    """A session that has begun. `links`: between the GPUs of its last scan. No two are equal."""
-
-    driver_version: str
-    links: dict[str, tuple[Link, ...]] = msgspec.field(default_factory=dict)
-
-
-class NvmlSession:
-    """Opens the sessions of the process, one after the other. Call all methods on the loop.
-
-    - `find` returns the library file to use.
-    - `stream`: the newest one; it ends with its session. It hears CHANGED when a stuck call has
-      returned: a GPU that was silent answers, so all are scanned and probed again.
-    - A late answer of an earlier session does not end the current one, and no call of an earlier
-      session begins.
-    - A library that is loaded is kept.
-    """
-
-    def __init__(
-        self, library: NvmlLibrary, find: Callable[[], Path | None], sys_root: Path, deadline: float
-    ) -> None:
-        self._threads = GpuThreads(deadline, self._on_return)
-        self._library = library
-        self._find = find
-        self._sys_root = sys_root
-        self._preparing = asyncio.Lock()
-        """Held while a session begins or all end."""
-        self.current: OpenedSession | None = None
-        """The session that has begun and not ended; reading it begins none."""
-        self.withheld = ""
-        """Why no session may begin; empty: one may."""
-        self.stream: EventStream | None = None
-
-    async def open(self) -> OpenedSession:
-        """Return the current session, or begin one. Raises DriverMissing, DriverError.
-
-        The beginning goes on when who waits is cancelled or times out, so that a slow driver is
-        open for a later one.
-        """
-        async with self._preparing:
-            if self.withheld:
-                raise DriverError(self.withheld)
-            if self.current is not None:
-                return self.current
-            # To end a session during a call is undefined. A call that returned later would go on
-            # in the new session.
-            begin = partial(self._begin, alone=await self._is_idle())
-            return await self.call(None, DRIVER, begin, OPEN_DEADLINE)
-
-    def check(self, opened: OpenedSession) -> None:
-        """Raise DriverError if that session is over."""
-        if self.current is not opened:
-            raise DriverError("the session with the driver has ended")
-
-    def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
-        """Note that the session is over, and report it; the next call begins a new one."""
-        if self.current is None or opened not in {None, self.current}:
-            return
-
-        log.warning("driver.session_ended", err=str(error))
-        self.current = None
-        if self.stream is not None:
-            self.stream.fail(error)
-
-    async def call(
-        self,
-        opened: OpenedSession | None,
-        gpu: str,
-        work: Callable[[], T],
-        deadline: float | None = None,
-    ) -> T:
-        """Make a call about one GPU, or DRIVER.
-
-        Raises CallFailed about a GPU, DriverError if the session `opened` is over or DRIVER fails.
-        """
-
-        def make() -> T:
-            if opened is not None:
-                self.check(opened)  # it may have ended while the call waited
-            return work()
-
-        try:
-            return await self._threads.call(gpu, make, deadline)
-        except (TimeoutError, ValueError, self._library.NVMLError) as error:
-            wide = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
-            if wide is not None and opened is not None:
-                self.end(wide, opened)
-            raise wide or nvml.failure(error, gpu) from error
-
-    async def new_stream(self) -> EventStream:
-        """Start a stream once the last one's thread has left the library. Raises DriverError."""
-        if self.stream is not None and not await self.stream.stop():
-            raise DriverError("an earlier wait for events has not returned from the driver")
-
-        try:
-            self.stream = EventStream(self._library)
-        except RuntimeError as error:
-            raise DriverError(f"no thread can be started to wait for events: {error}") from error
-        return self.stream
-
-    async def shut(self, why: str) -> None:
-        """End the session now, which closes all GPUs; a later call begins another.
-
-        Raises DriverError when a call does not return from the library.
-        """
-        async with self._preparing:
-            self.end(DriverError(why))
-            if not await self._is_idle():
-                raise DriverError("a call has not returned from the driver, which holds all GPUs")
-            if await self.call(None, DRIVER, self._end_all):
-                raise DriverError("the driver does not end the session, which holds all GPUs")
-
-    async def close(self) -> None:
-        """End the session; a second call does nothing.
-
-        The threads stay behind, and after CLOSE_DEADLINE the process may end with its session.
-        """
-        self.withheld = CLOSED
-        with contextlib.suppress(DriverError, TimeoutError):
-            async with asyncio.timeout(CLOSE_DEADLINE):
-                await self.shut(CLOSED)
-
-    async def _is_idle(self) -> bool:
-        """Wait until no call and no event thread is in the library; False: some do not leave."""
-        are_back = await self._threads.drained()
-        return (self.stream is None or await self.stream.stop()) and are_back
-
-    def _on_return(self) -> None:
-        if self.stream is not None:
-            self.stream.put(DriverEvent(EventKind.CHANGED))
-
-    def _begin(self, *, alone: bool) -> OpenedSession:
-        """Load the library and begin a session, unless an earlier beginning has done so since.
-
-        While a call is inside, so not `alone`, the old session stays open beside the new one. Runs
-        on a thread.
-        """
-        library = self._library
-        if self.withheld:  # since it was asked for
-            raise DriverError(self.withheld)
-        if self.current is not None:
-            return self.current
-        if alone:
-            self._end_all()
-
-        nvml.bind(library, self._find())
-        try:
-            # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
-            library.nvmlInit()
-        except library.NVMLError as error:
-            if (why := nvml.missing(library, error, self._sys_root)) is not None:
-                raise why from error
-            raise
-
-        self.current = OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
-        return self.current
-
-    def _end_all(self) -> str:
-        """End all sessions, which the library counts, on a thread. Returns why not, or nothing."""
-        self.current = None
-        try:
-            for _ in range(MOST_SESSIONS):
-                self._library.nvmlShutdown()
-        except self._library.NVMLError as error:
-            return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
-
-        return ""
-
-
-# The Driver port over NVML: scans, probes, samples and events.
-
-CALL_DEADLINE: Final = 2.0
 
 _OUTCOMES: Final = {
     Trouble.LOST: ProbeOutcome.LOST,
@@ -432,13 +238,23 @@ _OUTCOMES: Final = {
 }
 
 
-class NvmlDriver:
-    """Implements agent.ports.Driver.
+class Session(msgspec.Struct, eq=False):
+    """A session that has begun. `links`: between the GPUs of its last scan. No two are equal."""
 
-    `library` is the module pynvml or one with its functions. `path` names the library file to use
-    instead of the soname; `driver_root` is a directory like the host's `/` to search first.
-    `sys_root` is the mounted /sys. Each call has `deadline` seconds: one about a GPU that does not
-    return makes only that GPU silent.
+    driver_version: str
+    links: dict[str, tuple[Link, ...]] = msgspec.field(default_factory=dict)
+
+
+class NvmlDriver:
+    """Implements agent.ports.Driver: one session after the other. Call all methods on the loop.
+
+    - `library` is the module pynvml or one with its functions. `path` names the library file to use
+      instead of the soname; `driver_root` is a directory like the host's `/` to search first. A
+      library that is loaded is kept. `sys_root` is the mounted /sys.
+    - Each call has `deadline` seconds: one about a GPU that does not return makes only that GPU
+      silent. When it returns, the stream hears CHANGED, so that all are scanned and probed again.
+    - A late answer of an earlier session does not end the current one, and no call of an earlier
+      session begins.
     """
 
     def __init__(
@@ -453,52 +269,46 @@ class NvmlDriver:
         self._find: Callable[[], Path | None] = lambda: path or nvml.library_below(driver_root)
         self._library = library
         self._sys_root = sys_root
-        self._session = NvmlSession(library, self._find, sys_root, deadline)
-        self._renewed = False
-        """A new session was begun because all GPUs failed, and none has answered since."""
-        self._described: frozenset[str] = frozenset()
-        """The addresses of all GPUs that were ever described."""
-        self._table = GpuTable(library)
+        self._threads = GpuThreads(deadline, self._on_return)
+        self._table = GpuTable(library, sys_root)
+        self._preparing = asyncio.Lock()  # held while a session begins or all end
+        self._session: Session | None = None  # the session that has begun and not ended
+        self._withheld = ""  # why no session may begin; empty: one may
+        self._newest: EventStream | None = None  # the newest stream, which ends with its session
+        self._renewed = False  # all GPUs failed and it began anew, and none has answered since
 
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
-        opened = await self._session.open()
-        found, faults = await self._describe(opened, await self._places(opened))
+        session, table = await self._open(), self._table
+        found, faults = await self._describe(session, await self._places(session))
 
-        if self._table.released:
+        if table.released:
             # Also one that was never described: it must be visible to be taken back.
-            faults += map(self._table.released_fault, sorted(self._table.released))
+            faults += map(table.released_fault, sorted(table.released))
         else:
             self._renewed = self._renewed and not found
-            found = await self._with_links(opened, found)
-            if not self._table.seen(found) and self._stream is not None:
+            found = await self._with_links(session, found)
+            if not table.seen(found) and self._stream is not None:
                 # The indexes changed: an event of a handle may be of another GPU now.
                 self._stream.known, self._stream.obstacles = {}, {}
-            faults = [
-                msgspec.structs.replace(fault, gpu=self._table.name(fault.index))
-                for fault in faults
-            ]
+            faults = [replace(fault, gpu=table.name(fault.index)) for fault in faults]
 
-        self._described |= {gpu.pci for gpu in found}
+        table.described |= {gpu.pci for gpu in found}
         # With a fault, a GPU that is not listed may be the one that is not described.
         if not faults:
-            faults = await self._session.call(
-                opened, DRIVER, partial(nvml.gpus_not_listed, self._sys_root, self._described)
-            )
+            faults = await self._call(session, DRIVER, table.unlisted)
 
         if self._stream is not None:
-            await self._register(opened, self._stream, {gpu.uuid: gpu.index for gpu in found})
+            await self._register(session, self._stream, {gpu.uuid: gpu.index for gpu in found})
 
-        self._session.check(opened)
-        return Scan(opened.driver_version, tuple(found), tuple(faults))
+        self._ensure_current(session)
+        return Scan(session.driver_version, tuple(found), tuple(faults))
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Probe one GPU. Raises DriverMissing, DriverError."""
-        opened = await self._session.open()
+        session = await self._open()
         try:
-            probe = await self._session.call(
-                opened, uuid, partial(nvml.probe_of, self._library, self._table, uuid)
-            )
+            probe = await self._call(session, uuid, partial(self._table.probe, uuid))
         except CallFailed as error:
             probe = Probe(uuid, _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED), error.text)
 
@@ -509,87 +319,81 @@ class NvmlDriver:
             self._note_reset(uuid)
         elif self._stream is not None and probe.outcome is not ProbeOutcome.SILENT:
             known = self._table.find(uuid)
-            await self._register(opened, self._stream, {uuid: known.index if known else NO_INDEX})
+            await self._register(session, self._stream, {uuid: known.index if known else NO_INDEX})
 
-        stream = self._stream
-        obstacle = "" if stream is None else stream.obstacles.get(uuid, "")
-        return msgspec.structs.replace(probe, unmonitored=obstacle)
+        obstacle = self._stream.obstacles.get(uuid, "") if self._stream is not None else ""
+        return replace(probe, unmonitored=obstacle)
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
-        work = partial(nvml.sample_of, self._library, self._table, uuid)
-        return await self._session.call(await self._session.open(), uuid, work)
+        return await self._call(await self._open(), uuid, partial(self._table.sample, uuid))
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
 
         With `everything`, also close all others until any GPU is taken back. A session holds what
-        it opened, so it is ended. If GPUs are left, they are used in a new one.
-
-        Raises GpuError for an unknown GPU, DriverError when a call does not return and holds them.
+        it opened, so it is ended; GPUs that are left are used in a new one. Raises GpuError for an
+        unknown GPU, DriverError when a call does not return and holds them.
         """
         if self._table.release(uuids, everything=everything):
-            self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
-
-        await self._session.shut("GPUs are released; a new session begins without them")
+            self._withheld = "all GPUs are released: hami-agent recheck takes them back"
+        await self._shut("GPUs are released; a new session begins without them")
 
     def take_back(self, uuid: GpuUuid) -> None:
         """Use a released GPU again."""
         self._table.released -= {uuid}
         self._note_reset(uuid)
-        self._session.withheld = ""
+        self._withheld = ""
 
     def check(self) -> None:
         """Raise DriverMissing: a package replaced the library in use; blocks nothing."""
-        other = self._session.current and nvml.successor(self._library, self._find())
+        other = self._session and nvml.successor(self._library, self._find())
         if other:
             raise DriverMissing(
-                f"The driver's library was replaced by {other}, and the kernel module is still "
-                "that of the former one, so a new container's CUDA fails with a version mismatch",
-                remedy="drain the node and reboot it, or reload the module and restart the agent "
-                "[P-DRIVER]",
+                f"The driver's library was replaced by {other}, and the kernel module was not: "
+                "a new container's CUDA fails with a version mismatch",
+                remedy="reboot the node, or reload the module and restart the agent [P-DRIVER]",
             )
 
     async def renew(self) -> bool:
         """End the session so that the next call begins another; only once until a GPU answers."""
-        if self._renewed or self._session.current is None:
+        if self._renewed or self._session is None:
             return False
-
         self._renewed = True
-        self._session.end(DriverError("all GPUs fail; a new session begins"))
+        self._end(DriverError("all GPUs fail; a new session begins"))
         return True
 
     async def close(self) -> None:
-        """End the session; a second call does nothing."""
-        await self._session.close()
+        """End the session; after CLOSE_DEADLINE the process may end with it. The threads stay."""
+        self._withheld = CLOSED
+        with contextlib.suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self._shut(CLOSED)
+
+    # What a scan asks.
 
     async def _each(
-        self, opened: OpenedSession, places: Mapping[str, int], work: Callable[[str, int], T]
+        self, session: Session, places: Mapping[str, int], work: Callable[[str, int], T]
     ) -> dict[str, T | GpuError | DriverError]:
         """Call `work` with each name and index at once. Returns all answers and failures."""
-        answers: dict[str, T | GpuError | DriverError] = {}
 
-        async def one(name: str, index: int) -> None:
+        async def one(name: str, index: int) -> T | GpuError | DriverError:
             try:
-                answers[name] = await self._session.call(opened, name, partial(work, name, index))
+                return await self._call(session, name, partial(work, name, index))
             except (DriverError, GpuError) as error:
-                answers[name] = error
+                return error
 
         async with asyncio.TaskGroup() as tasks:
-            for name, index in places.items():
-                tasks.create_task(one(name, index))
-
-        return {name: answers[name] for name in places}
+            calls = {name: tasks.create_task(one(name, index)) for name, index in places.items()}
+        return {name: call.result() for name, call in calls.items()}
 
     async def _describe(
-        self, opened: OpenedSession, places: Mapping[str, int]
+        self, session: Session, places: Mapping[str, int]
     ) -> tuple[list[Gpu], list[GpuFault]]:
         """The GPUs, and what fails instead, by index. Raises DriverError: the session is over."""
         found: list[Gpu] = []
         faults: list[GpuFault] = []
-        work = partial(nvml.describe, self._library, self._table, self._sys_root)
-
-        for name, answer in (await self._each(opened, places, work)).items():
+        for name, answer in (await self._each(session, places, self._table.describe)).items():
             if isinstance(answer, Gpu):
                 found.append(answer)
             elif isinstance(answer, CallFailed):
@@ -600,42 +404,46 @@ class NvmlDriver:
                 text = NO_ANSWER if answer.trouble is Trouble.SILENT else answer.text
                 faults.append(GpuFault(name, text, answer.trouble, places[name]))
 
-        self._session.check(opened)
+        self._ensure_current(session)
         return found, faults
 
-    async def _places(self, opened: OpenedSession) -> dict[str, int]:
+    async def _places(self, session: Session) -> dict[str, int]:
         """The indexes that may be opened, by name."""
         if not self._table.released:  # else their number tells nothing of the others
-            self._table.count = await self._session.call(
-                opened, DRIVER, self._library.nvmlDeviceGetCount
-            )
+            count = await self._call(session, DRIVER, self._library.nvmlDeviceGetCount)
+            self._table.count = count
         return self._table.places()
 
-    async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
+    async def _with_links(self, session: Session, gpus: list[Gpu]) -> list[Gpu]:
         """The GPUs with the links between them, read once for each set of GPUs in a session."""
-        if opened.links.keys() != {gpu.uuid for gpu in gpus}:
+        if session.links.keys() != {gpu.uuid for gpu in gpus}:
             places = {str(gpu.uuid): gpu.index for gpu in gpus}
-            work = partial(nvml.links_of, self._library, self._table, gpus)
-            answers = await self._each(opened, places, work)
+            answers = await self._each(session, places, partial(self._table.links, gpus))
             # Without those that fail, so the next scan reads them again.
-            opened.links = {name: row for name, row in answers.items() if isinstance(row, tuple)}
-
-        return [msgspec.structs.replace(gpu, links=opened.links.get(gpu.uuid, ())) for gpu in gpus]
+            session.links = {name: row for name, row in answers.items() if isinstance(row, tuple)}
+        return [replace(gpu, links=session.links.get(gpu.uuid, ())) for gpu in gpus]
 
     # Events.
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Yield events as they come. `opened` is called once all GPUs report that can.
 
-        Raises DriverMissing, DriverError when the session ends, or the wait fails, as it does for
-        all GPUs when one is lost, or does not return.
+        Raises DriverMissing, DriverError when the session ends, or the wait does not return or
+        fails, as it does for all GPUs when one is lost.
         """
-        session = await self._session.open()
-        stream = await self._session.new_stream()
+        session = await self._open()
+        # The last one's thread must have left the library.
+        if self._newest is not None and not await self._newest.stop():
+            raise DriverError("an earlier wait for events has not returned from the driver")
         try:
-            await self._session.call(session, DRIVER, stream.create)
+            stream = self._newest = EventStream(self._library)
+        except RuntimeError as error:
+            raise DriverError(f"no thread can be started to wait for events: {error}") from error
+
+        try:
+            await self._call(session, DRIVER, stream.create)
             await self._register(session, stream, await self._places(session))
-            self._session.check(session)
+            self._ensure_current(session)
             stream.begun.set()
             if opened is not None:
                 opened()
@@ -647,22 +455,20 @@ class NvmlDriver:
     @property
     def _stream(self) -> EventStream | None:
         """The stream at which GPUs can be registered."""
-        stream = self._session.stream
+        stream = self._newest
         has_set = stream is not None and stream.event_set is not None and stream.failure is None
         return stream if has_set else None
 
     async def _register(
-        self, opened: OpenedSession, stream: EventStream, places: Mapping[str, int]
+        self, session: Session, stream: EventStream, places: Mapping[str, int]
     ) -> None:
         """Register the GPUs that do not report to the stream yet."""
-        wanted = {
-            name: index for name, index in places.items() if stream.obstacles.get(name, "new")
-        }
+        wanted = {name: at for name, at in places.items() if stream.obstacles.get(name, "new")}
 
         def register(name: str, index: int) -> Registered:
             return stream.register(partial(self._table.open, name, index))
 
-        for name, answer in (await self._each(opened, wanted, register)).items():
+        for name, answer in (await self._each(session, wanted, register)).items():
             if isinstance(answer, GpuError):
                 stream.obstacles[name] = answer.text
             elif not isinstance(answer, DriverError):
@@ -673,3 +479,112 @@ class NvmlDriver:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
         if self._stream is not None:
             self._stream.obstacles.pop(gpu, None)
+
+    def _on_return(self) -> None:
+        if self._newest is not None:
+            self._newest.put(DriverEvent(EventKind.CHANGED))
+
+    # Calls, and the sessions in which they are made.
+
+    async def _call(
+        self,
+        session: Session | None,
+        gpu: str,
+        work: Callable[[], T],
+        deadline: float | None = None,
+    ) -> T:
+        """Make a call about one GPU, or DRIVER.
+
+        Raises CallFailed about a GPU, DriverError if that session is over or DRIVER fails.
+        """
+
+        def make() -> T:
+            if session is not None:
+                self._ensure_current(session)  # it may have ended while the call waited
+            return work()
+
+        try:
+            return await self._threads.call(gpu, make, deadline)
+        except (TimeoutError, ValueError, self._library.NVMLError) as error:
+            wide = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
+            if wide is not None and session is not None and session is self._session:
+                self._end(wide)
+            raise wide or nvml.failure(error, gpu) from error
+
+    def _ensure_current(self, session: Session) -> None:
+        """Raise DriverError if that session is over."""
+        if self._session is not session:
+            raise DriverError("the session with the driver has ended")
+
+    async def _open(self) -> Session:
+        """Return the current session, or begin one. Raises DriverMissing, DriverError.
+
+        The beginning goes on when its caller is cancelled or times out: a later one finds it open.
+        """
+        async with self._preparing:
+            if self._withheld:
+                raise DriverError(self._withheld)
+            if self._session is not None:
+                return self._session
+            # To end a session during a call is undefined. A call that returned later would go on
+            # in the new session.
+            begin = partial(self._begin, alone=await self._is_idle())
+            return await self._call(None, DRIVER, begin, OPEN_DEADLINE)
+
+    def _begin(self, *, alone: bool) -> Session:
+        """Load the library and begin a session, unless an earlier beginning has done so since.
+
+        While a call is inside, the old session stays open beside the new one. Runs on a thread.
+        """
+        library = self._library
+        if self._withheld:  # since it was asked for
+            raise DriverError(self._withheld)
+        if self._session is not None:
+            return self._session
+        if alone:
+            self._end_all()
+
+        nvml.bind(library, self._find())
+        try:
+            # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
+            library.nvmlInit()
+        except library.NVMLError as error:
+            if (why := nvml.missing(library, error, self._sys_root)) is not None:
+                raise why from error
+            raise
+
+        self._session = Session(nvml.text_of(library.nvmlSystemGetDriverVersion()))
+        return self._session
+
+    def _end(self, error: DriverError) -> None:
+        """Note that the session is over, and report it; the next call begins a new one."""
+        if self._session is None:
+            return
+        log.warning("driver.session_ended", err=str(error))
+        self._session = None
+        if self._newest is not None:
+            self._newest.fail(error)
+
+    async def _shut(self, why: str) -> None:
+        """End the session, which closes all GPUs. Raises DriverError: a call does not return."""
+        async with self._preparing:
+            self._end(DriverError(why))
+            if not await self._is_idle():
+                raise DriverError("a call has not returned from the driver, which holds all GPUs")
+            if await self._call(None, DRIVER, self._end_all):
+                raise DriverError("the driver does not end the session, which holds all GPUs")
+
+    async def _is_idle(self) -> bool:
+        """Wait until no call and no event thread is in the library; False: some do not leave."""
+        are_back = await self._threads.drained()
+        return (self._newest is None or await self._newest.stop()) and are_back
+
+    def _end_all(self) -> str:
+        """End all sessions, which the library counts, on a thread. Returns why not, or nothing."""
+        self._session = None
+        try:
+            for _ in range(MOST_SESSIONS):
+                self._library.nvmlShutdown()
+        except self._library.NVMLError as error:
+            return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
+        return ""

@@ -64,16 +64,11 @@ PLACES: Final = (
 """The library's directories on Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket,
 Talos (two), NixOS and COS. Source: NVIDIA k8s-device-plugin internal/lm, go-nvlib."""
 
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older releases of pynvml do not name.
 FIELD_RECOVERY_ACTION: Final = 230
-"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
-
-DRIVER: Final = "the driver"
-"""The name in place of a GPU's for calls about the whole driver."""
-
+DRIVER: Final = "the driver"  # the name in place of a GPU's for calls about the whole driver
 NO_ANSWER: Final = "no answer in time"
-
-Handle = Any
-"""The library's opaque pointer to a GPU."""
+Handle = Any  # the library's opaque pointer to a GPU
 
 _TROUBLES: Final = {
     pynvml.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
@@ -87,10 +82,7 @@ _TROUBLES: Final = {
 _MISSING: Final = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         f"{SONAME} is not found",
-        (
-            "install the NVIDIA driver on this node, let the container runtime mount it, or name "
-            "the file with --nvml-library"
-        ),
+        "install the NVIDIA driver, let the runtime mount it, or name it with --nvml-library",
     ),
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "the NVIDIA kernel module is not loaded",
@@ -107,7 +99,6 @@ _MISSING: Final = {
 }
 """What is missing, and the remedy."""
 
-
 _GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
@@ -120,11 +111,10 @@ class CallFailed(GpuError):  # noqa: N818 -- names what happened
 
 
 NvmlLibrary = Any
-"""The module pynvml, which has no types, or one with its functions.
+"""The module pynvml, which has no types, or one with its functions. Each may raise its `NVMLError`.
 
-Each call may raise its `NVMLError`, whose `value` is the code. Functions that have versions are
-called by their version: with an older driver, the unversioned ones of pynvml raise another kind of
-error.
+Functions that have versions are called by their version: with an older driver, the unversioned ones
+of pynvml raise another kind of error.
 """
 
 
@@ -137,13 +127,11 @@ def library_below(root: Path | None) -> Path | None:
 def bind(library: NvmlLibrary, path: Path | None) -> None:
     """Make `library` use the file at `path` instead of the soname. Blocks. Raises DriverMissing.
 
-    pynvml loads the soname only while its `nvmlLib` is None, so this sets it first. A library that
-    is loaded stays: to use another one, the agent has to be restarted.
+    pynvml loads the soname only while its `nvmlLib` is None. A library that is loaded stays.
     """
     file = path or library_below(Path("/"))
     if file is None or library.nvmlLib is not None:
         return
-
     try:
         if file.is_file() and _is_cut_off(file):  # the loader would end the process with SIGBUS
             raise _refused_by_loader(str(file), "its end is missing")
@@ -154,15 +142,12 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Whether an ELF file ends before its table of sections, which is the last part of it.
-
-    Raises OSError. Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
-    """
+    """Whether an ELF file ends before its last part, the table of sections. Raises OSError."""
+    # Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
     with file.open("rb") as opened:
         header = opened.read(64)
     if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
         return False  # the loader says what it is
-
     start, size, count = struct.unpack_from("<Q10x2H", header, 40)
     return int(start + size * count) > file.stat().st_size
 
@@ -189,12 +174,11 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
     if code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED or not is_loaded:
         return None
 
-    return DriverMissing(
-        "the NVIDIA kernel module is loaded, and this process has no device file of it "
-        "(/dev/nvidiactl)",
-        remedy="let the container runtime give the agent the GPUs (runtimeClassName, "
-        "NVIDIA_VISIBLE_DEVICES), or make the files with nvidia-modprobe -u -c 0 on the host",
+    text = (
+        "the NVIDIA kernel module is loaded, and this process has no device file (/dev/nvidiactl)"
     )
+    remedy = "let the container runtime give the agent the GPUs (runtimeClassName), or run "
+    return DriverMissing(text, remedy=remedy + "nvidia-modprobe -u -c 0 on the host")
 
 
 def _refused_by_loader(file: str, text: str) -> DriverMissing:
@@ -202,14 +186,9 @@ def _refused_by_loader(file: str, text: str) -> DriverMissing:
     names = file, os.path.realpath(file)
     if text.startswith(names) and "No such file" in text and Path(file).is_file():
         text = "it is built for another architecture"
-
-    # The soname is no path: what the loader searched for by it is somewhere. A path may be wrong.
     return DriverMissing(
         f"{file} cannot be loaded as the driver's library ({cap(text)})",
-        remedy="install the driver of this node's architecture again, or name another file with "
-        "--nvml-library"
-        if os.access(file, os.F_OK) or file == SONAME
-        else "correct --nvml-library or omit it",
+        remedy="install the driver of this node's architecture again, or correct --nvml-library",
     )
 
 
@@ -226,7 +205,6 @@ def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
     name = str(getattr(library.nvmlLib, "_name", None) or "")
     if "/" in name:
         return {Path(name)}
-
     # ctypes keeps the soname as it was given; only the kernel knows the file behind it.
     text = ""
     with contextlib.suppress(OSError):
@@ -244,38 +222,14 @@ def is_unable(error: Exception) -> bool:
     return _TROUBLES.get(code(error)) is Trouble.UNSUPPORTED
 
 
-def maybe(
-    library: NvmlLibrary, ask: Callable[..., T], *args: object, is_sign: bool = False
-) -> T | None:
-    """Return the answer, or None if this GPU or driver does not support the call.
-
-    A sign alone proves no fault: it is None also if the call fails in another way, unless the GPU
-    is lost or must be reset, or the driver is gone. Raises other NVMLErrors.
-    """
-    try:
-        return ask(*args)
-    except library.NVMLError as error:
-        is_grave = code(error) in _GRAVE or driver_wide(error) is not None
-        if is_unable(error) or (is_sign and not is_grave):
-            return None
-        raise
-
-
 def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | None:
-    """The DriverError for `error` if it concerns the whole driver, or None: it concerns one GPU.
-
-    NO_PERMISSION concerns the driver only if the call was not `about_gpu`: a GPU's device file may
-    be closed to the agent, or its processes belong to another user.
-    """
+    """The DriverError for `error` if it concerns the whole driver, or None: it concerns one GPU."""
     if code(error) == pynvml.NVML_ERROR_UNINITIALIZED:
         return DriverError("the driver ended the session; a new one begins")
-    if code(error) not in _MISSING or (
-        about_gpu and code(error) == pynvml.NVML_ERROR_NO_PERMISSION
-    ):
-        return None
-
-    reason, remedy = _MISSING[code(error)]
-    return DriverMissing(reason, remedy=remedy)
+    # A GPU's device file may be closed to the agent, or its processes belong to another user.
+    is_denied = about_gpu and code(error) == pynvml.NVML_ERROR_NO_PERMISSION
+    reason, remedy = _MISSING.get(code(error), ("", ""))
+    return DriverMissing(reason, remedy=remedy) if reason and not is_denied else None
 
 
 def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
@@ -285,7 +239,6 @@ def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
     text = cap(str(error)) or (NO_ANSWER if is_silent else f"error {code(error)}")
     if gpu != DRIVER:
         return CallFailed(gpu, text, found)
-
     what = "does not answer" if is_silent else "answers with an error"
     return DriverError(f"the driver {what}: {text}")
 
@@ -297,8 +250,8 @@ def text_of(value: str | bytes) -> str:
 
 # The threads that make calls, which may never return.
 
+# Seconds between looks at calls that wait. While each thread is in a call, another is started.
 PATIENCE: Final = 0.02
-"""Seconds between looks at calls that wait. While each thread is in a call, another is started."""
 
 
 class _Call(msgspec.Struct, eq=False):
@@ -326,14 +279,13 @@ class GpuThreads:
         self._on_return = on_return
         self._loop = asyncio.get_running_loop()
         self._lag = Lag()
-
+        # The call about each GPU that waits for a thread, is on one, or has just returned; those
+        # that wait (None ends the thread that takes it); those that have returned, and what hands
+        # each answer to its caller.
         self._calls: dict[str, _Call] = {}
-        """The call about each GPU that waits for a thread, is on one, or has just returned."""
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        """The calls that wait; None ends the thread that takes it."""
         self._inside: set[_Call] = set()
         self._returned: collections.deque[tuple[_Call, Callable[[], None]]] = collections.deque()
-        """The calls that have returned, and what hands each answer to its caller."""
         self._threads = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -341,8 +293,7 @@ class GpuThreads:
         """Run `work` on a thread after earlier calls about that GPU; return or raise its result.
 
         Raises TimeoutError after the deadline, which starts again once the earlier calls have
-        returned; and at once while one of them is stuck. Cancelling the caller does not stop a
-        call.
+        returned, and at once while one of them is stuck. A call goes on if its caller is cancelled.
         """
         with contextlib.suppress(TimeoutError):
             async with self._lag.within(self._deadline):
@@ -369,7 +320,6 @@ class GpuThreads:
             if left <= 0:
                 return False
             await asyncio.wait([call.answer for call in self._calls.values()], timeout=left)
-
         return True
 
     def _is_stuck(self, call: _Call) -> bool:
@@ -431,8 +381,39 @@ class GpuThreads:
             self._loop.call_soon_threadsafe(self._dispatch)
 
 
+# How the library and the kernel write what a GPU is.
+
+
+def bus_id(text: str) -> str:
+    """Convert a PCI bus id of NVML to the form of sysfs: at least four digits of the domain."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}" if rest else text.lower()
+
+
+def numa_node(sys_root: Path, bus: str) -> int | None:
+    """The NUMA node of a PCI address, or None when the kernel gives none."""
+    try:
+        node = int((sys_root / "bus/pci/devices" / bus / "numa_node").read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+_PATHS: Final[Mapping[int | None, PciPath]] = {60 - path: path for path in PciPath}
+"""By NVML's topology level (nvmlGpuTopologyLevel_t): 0 for the same board, to 50 across CPUs."""
+
+SWITCHES: Final = "switches"  # stands for the PCI bus ids of all NVSwitches
+
+_RECOVERY: Final = dict(enumerate(RecoveryAction))  # as nvmlDeviceGpuRecoveryAction_t
+_FABRIC: Final = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: FabricState.COMPLETED,
+}
+_ECC: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+
+
 # Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
-#
 # The library opens a GPU with its first handle; for a handle by UUID it may open others too. A GPU
 # stays open until all sessions end: until then nobody can reset it.
 
@@ -440,7 +421,7 @@ RELEASED = "it is released: hami-agent recheck takes it back"
 
 
 class GpuTable:
-    """Knows which GPU is at which index, and which may be opened.
+    """Knows which GPU is at which index, and which may be opened; asks them, on their threads.
 
     - It outlives sessions: a GPU that is slow at the start of one is the same as before.
     - Once the indexes have changed, an index names a GPU only if that GPU answered there.
@@ -448,17 +429,15 @@ class GpuTable:
       when a GPU goes, and a GPU that was never described may be the released one.
     """
 
-    def __init__(self, library: NvmlLibrary) -> None:
+    def __init__(self, library: NvmlLibrary, sys_root: Path) -> None:
         self._library = library
-        self.count = 0
-        """How many GPUs the driver lists."""
+        self._sys_root = sys_root
+        self.count = 0  # how many GPUs the driver lists
         self._seen_count = 0
-
+        self.described: frozenset[str] = frozenset()  # the addresses of all that ever were
         # The threads of the GPUs read these: they are only replaced, never changed.
-        self._known: Mapping[GpuUuid, Gpu] = {}
-        """The GPUs as they were described last."""
-        self.released: frozenset[GpuUuid] = frozenset()
-        """The GPUs that must not be opened."""
+        self._known: Mapping[GpuUuid, Gpu] = {}  # the GPUs as they were described last
+        self.released: frozenset[GpuUuid] = frozenset()  # the GPUs that must not be opened
 
     def find(self, uuid: str) -> Gpu | None:
         """The GPU as it was described last, or None."""
@@ -501,7 +480,6 @@ class GpuTable:
         if unknown and not everything:
             text = "the driver has not described it; only `hami-agent release all` releases it"
             raise GpuError(min(unknown), text)
-
         self.released |= set(uuids)
         return everything or self._known.keys() <= self.released
 
@@ -525,179 +503,132 @@ class GpuTable:
         domain, _, rest = gpu.pci.partition(":")
         return self._library.nvmlDeviceGetHandleByPciBusId(f"{domain:0>8}:{rest}".upper())
 
+    def describe(self, name: str, index: int) -> Gpu:
+        """Describe a GPU; its links are as before. Raises NVMLError, GpuError: it is released."""
+        library, handle = self._library, self.open(name, index)
+        bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
+        # Of the two modes, the present and the pending one, only the first decides what containers
+        # get. A GPU with the host's memory (GB10) does not report it.
+        mig = self._maybe(library.nvmlDeviceGetMigMode, handle)
+        memory = self._maybe(library.nvmlDeviceGetMemoryInfo, handle)
+        uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
+        known = self.find(uuid)
+        return Gpu(
+            uuid=uuid,
+            index=library.nvmlDeviceGetIndex(handle) if index == NO_INDEX else index,
+            name=text_of(library.nvmlDeviceGetName(handle)),
+            memory_mib=None if memory is None else int(memory.total) // MIB,
+            pci=bus,
+            numa=numa_node(self._sys_root, bus),
+            minor=self._maybe(library.nvmlDeviceGetMinorNumber, handle),
+            mig_enabled=mig is not None and bool(mig[0]),
+            links=known.links if known else (),
+        )
 
-# Describes a GPU by the library's answers. All functions block and run on the GPU's thread.
+    def links(self, gpus: Iterable[Gpu], uuid: str, index: int) -> tuple[Link, ...]:
+        """Read what connects a GPU to each of `gpus`. Raises NVMLError, GpuError."""
+        library, handle = self._library, self.open(uuid, index)
+        nvlinks: collections.Counter[str] = collections.Counter()
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            if not self._sign(library.nvmlDeviceGetNvLinkState, handle, link):
+                continue  # it is down, or the GPU has no such link
+            kind = self._maybe(library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+            if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                nvlinks[SWITCHES] += 1
+                continue
 
+            info = self._maybe(library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+            if info is not None:
+                nvlinks[bus_id(text_of(info.busId))] += 1
 
-def bus_id(text: str) -> str:
-    """Convert a PCI bus id of NVML to the form of sysfs: at least four digits of the domain."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}" if rest else text.lower()
+        links = []
+        for peer in gpus:
+            if peer.uuid != uuid:
+                other = self.open(peer.uuid, peer.index)
+                level = self._maybe(library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
+                # Over switches a GPU reaches every other one of its board.
+                count = nvlinks[peer.pci] + nvlinks[SWITCHES]
+                links.append(Link(peer.uuid, _PATHS.get(level), count))
 
+        return tuple(links)
 
-def numa_node(sys_root: Path, bus: str) -> int | None:
-    """The NUMA node of a PCI address, or None when the kernel gives none."""
-    try:
-        node = int((sys_root / "bus/pci/devices" / bus / "numa_node").read_text("ascii"))
-    except (OSError, ValueError):
-        return None
+    def probe(self, uuid: GpuUuid) -> Probe:
+        """Probe the GPU. Raises NVMLError, GpuError when it is released."""
+        library, handle = self._library, self.open(uuid)
+        self._maybe(library.nvmlDeviceGetMemoryInfo, handle)
+        rows = self._sign(library.nvmlDeviceGetRemappedRows, handle)
+        pending = self._sign(library.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+        signs = GpuSigns(
+            rows_pending=None if rows is None else bool(rows[2]),
+            rows_failed=None if rows is None else bool(rows[3]),
+            pages_pending=None if pending is None else bool(pending),
+            recovery=self._sign(self._recovery, handle),
+            fabric=self._sign(self._fabric, handle),
+        )
+        return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
-    return node if node >= 0 else None
+    def sample(self, uuid: GpuUuid) -> GpuSample:
+        """Read how much the GPU is used. Raises NVMLError, GpuError."""
+        library, handle = self._library, self.open(uuid)
+        rates = self._sign(library.nvmlDeviceGetUtilizationRates, handle)
+        # The first form counts what the driver reserves as used, so an idle H100 would have some
+        # 600 MiB in use; drivers before 510 have no other.
+        memory = self._sign(library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+        if memory is None:
+            memory = self._sign(library.nvmlDeviceGetMemoryInfo, handle)
 
+        counts, span = library.nvmlDeviceGetTotalEccErrors, pynvml.NVML_AGGREGATE_ECC
+        corrected, uncorrected = (self._sign(counts, handle, kind, span) for kind in _ECC)
+        heat = library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        return GpuSample(
+            uuid,
+            gpu_percent=None if rates is None else int(rates.gpu),
+            memory_percent=None if rates is None else int(rates.memory),
+            used_mib=None if memory is None else int(memory.used) // MIB,
+            reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
+            celsius=self._sign(*heat),
+            milliwatts=self._sign(library.nvmlDeviceGetPowerUsage, handle),
+            ecc_corrected=corrected,
+            ecc_uncorrected=uncorrected,
+        )
 
-def describe(library: NvmlLibrary, table: GpuTable, sys_root: Path, name: str, index: int) -> Gpu:
-    """Describe a GPU; its links are as before. Raises NVMLError, GpuError when it is released."""
-    handle = table.open(name, index)
-    bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
-    # Of the two modes, the present and the pending one, only the first decides what containers get.
-    mig = maybe(library, library.nvmlDeviceGetMigMode, handle)
-    # A GPU with the host's memory (GB10) does not report it.
-    memory = maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-    uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
-    known = table.find(uuid)
-    return Gpu(
-        uuid=uuid,
-        index=library.nvmlDeviceGetIndex(handle) if index == NO_INDEX else index,
-        name=text_of(library.nvmlDeviceGetName(handle)),
-        memory_mib=None if memory is None else int(memory.total) // MIB,
-        pci=bus,
-        numa=numa_node(sys_root, bus),
-        minor=maybe(library, library.nvmlDeviceGetMinorNumber, handle),
-        mig_enabled=mig is not None and bool(mig[0]),
-        links=known.links if known else (),
-    )
+    def unlisted(self) -> list[GpuFault]:
+        """The GPUs of the kernel's driver that were never described; none if sysfs is hidden.
 
+        The library passes over a GPU whose device file it cannot open, such as one that came after
+        the start of the container.
+        """
+        bound = {link.name for link in (self._sys_root / "bus/pci/drivers/nvidia").glob("*:*:*.*")}
+        text = "the kernel's driver has it, and its device file is missing or closed to the agent"
+        return [GpuFault(bus, text, Trouble.UNLISTED) for bus in sorted(bound - self.described)]
 
-def gpus_not_listed(sys_root: Path, described: Collection[str]) -> list[GpuFault]:
-    """The GPUs of the kernel's driver whose address was never `described`; none if sysfs is hidden.
+    def _recovery(self, handle: Handle) -> RecoveryAction | None:
+        """Raises NVMLError, also for the error of the field itself: drivers before 570 lack it."""
+        value = self._library.nvmlDeviceGetFieldValues(handle, [FIELD_RECOVERY_ACTION])[0]
+        if value.nvmlReturn:
+            raise self._library.NVMLError(value.nvmlReturn)
+        return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
 
-    The library passes over a GPU whose device file it cannot open, such as one that came after the
-    start of the container.
-    """
-    bound = {link.name for link in (sys_root / "bus/pci/drivers/nvidia").glob("*:*:*.*")}
-    text = "the kernel's driver has it, and its device file is missing or closed to the agent"
-    return [GpuFault(address, text, Trouble.UNLISTED) for address in sorted(bound - set(described))]
+    def _fabric(self, handle: Handle) -> FabricState | None:
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        self._library.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+        if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status:
+            return FabricState.FAILED
+        return _FABRIC.get(info.state)
 
+    def _maybe(self, ask: Callable[..., T], *args: object, is_sign: bool = False) -> T | None:
+        """Return the answer, or None if this GPU or driver does not support the call.
 
-# Reads the links between GPUs. All functions block and run on the GPU's thread.
+        A sign alone proves no fault: it is None also if the call fails in another way, unless the
+        GPU is lost or must be reset, or the driver is gone. Raises other NVMLErrors.
+        """
+        try:
+            return ask(*args)
+        except self._library.NVMLError as error:
+            is_grave = code(error) in _GRAVE or driver_wide(error) is not None
+            if is_unable(error) or (is_sign and not is_grave):
+                return None
+            raise
 
-_PATHS: Final[Mapping[int | None, PciPath]] = {
-    0: PciPath.SAME_BOARD,
-    10: PciPath.SINGLE_SWITCH,
-    20: PciPath.MULTI_SWITCH,
-    30: PciPath.HOST_BRIDGE,
-    40: PciPath.SAME_CPU,
-    50: PciPath.CROSS_CPU,
-}
-"""NVML's topology levels (nvmlGpuTopologyLevel_t)."""
-
-
-SWITCHES: Final = "switches"
-"""Stands for the PCI bus ids of all NVSwitches."""
-
-
-def links_of(
-    library: NvmlLibrary, table: GpuTable, gpus: Iterable[Gpu], uuid: str, index: int
-) -> tuple[Link, ...]:
-    """Read what connects a GPU to each of `gpus`. Raises NVMLError, GpuError."""
-    handle = table.open(uuid, index)
-
-    nvlinks: collections.Counter[str] = collections.Counter()
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        if not _sign(library, library.nvmlDeviceGetNvLinkState, handle, link):
-            continue  # it is down, or the GPU has no such link
-        kind = maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            nvlinks[SWITCHES] += 1
-            continue
-
-        info = maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-        if info is not None:
-            nvlinks[bus_id(text_of(info.busId))] += 1
-
-    links = []
-    for peer in gpus:
-        if peer.uuid != uuid:
-            ask = library.nvmlDeviceGetTopologyCommonAncestor
-            path = _PATHS.get(maybe(library, ask, handle, table.open(peer.uuid, peer.index)))
-            # Over switches a GPU reaches every other one of its board.
-            links.append(Link(peer.uuid, path, nvlinks[peer.pci] + nvlinks[SWITCHES]))
-
-    return tuple(links)
-
-
-# Probes and samples a GPU. All functions block and run on the GPU's thread.
-
-_RECOVERY: Final = dict(enumerate(RecoveryAction))
-"""nvmlDeviceGpuRecoveryAction_t, which numbers them in this order from 0."""
-
-_FABRIC: Final = {
-    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
-    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
-}
-
-_ECC: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
-
-
-def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
-    """Probe the GPU. Raises NVMLError, GpuError when it is released."""
-    handle = table.open(uuid)
-    maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-    rows = _sign(library, library.nvmlDeviceGetRemappedRows, handle)
-    pending = _sign(library, library.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-    signs = GpuSigns(
-        rows_pending=None if rows is None else bool(rows[2]),
-        rows_failed=None if rows is None else bool(rows[3]),
-        pages_pending=None if pending is None else bool(pending),
-        recovery=_sign(library, _recovery, library, handle),
-        fabric=_sign(library, _fabric, library, handle),
-    )
-
-    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
-
-
-def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample:
-    """Read how much the GPU is used. Raises NVMLError, GpuError."""
-    handle = table.open(uuid)
-    rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
-    # The first form counts what the driver reserves as used, so an idle H100 would have some 600
-    # MiB in use; drivers before 510 have no other.
-    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    if memory is None:
-        memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
-
-    counts, span = library.nvmlDeviceGetTotalEccErrors, pynvml.NVML_AGGREGATE_ECC
-    corrected, uncorrected = (_sign(library, counts, handle, kind, span) for kind in _ECC)
-    return GpuSample(
-        uuid,
-        gpu_percent=None if rates is None else int(rates.gpu),
-        memory_percent=None if rates is None else int(rates.memory),
-        used_mib=None if memory is None else int(memory.used) // MIB,
-        reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
-        celsius=_sign(
-            library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
-        ),
-        milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
-        ecc_corrected=corrected,
-        ecc_uncorrected=uncorrected,
-    )
-
-
-def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
-    """Raises NVMLError, also for the field's own error: a driver before 570 has no such field."""
-    value = library.nvmlDeviceGetFieldValues(handle, [FIELD_RECOVERY_ACTION])[0]
-    if value.nvmlReturn:
-        raise library.NVMLError(value.nvmlReturn)
-    return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
-
-
-def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
-    info = pynvml.c_nvmlGpuFabricInfo_t()
-    library.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
-    if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
-        return FabricState.FAILED if info.status else FabricState.COMPLETED
-    return _FABRIC.get(info.state)
-
-
-def _sign(library: NvmlLibrary, ask: Callable[..., T], *args: object) -> T | None:
-    return maybe(library, ask, *args, is_sign=True)
+    def _sign(self, ask: Callable[..., T], *args: object) -> T | None:
+        return self._maybe(ask, *args, is_sign=True)

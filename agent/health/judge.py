@@ -7,22 +7,17 @@ for.
 """
 
 import datetime as dt
-from collections.abc import Callable, Collection, Iterable
+import enum
+import functools
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from agent.errors import cap
-from agent.health.xids import (
-    CONSEQUENCES,
-    DEFAULTS,
-    FELL_OFF_THE_BUS,
-    HealthSettings,
-    XidClass,
-    xid_class,
-    xid_name,
-)
 from agent.model import (
     Action,
     Cause,
@@ -40,49 +35,299 @@ from agent.model import (
     Scan,
     Trouble,
 )
+from agent.setting import HOW, Field, ValueType, WrongValue, duration, text, texts
 
+# The XIDs of NVIDIA's catalog. Source: docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
+
+FELL_OFF_THE_BUS: Final = 79
+
+
+class XidClass(enum.StrEnum):
+    """What an XID says about the GPU, not about the program that ran on it, as in settings.
+
+    - `APPLICATION`: nothing. It is a fault of a program, the echo of another error, or a notice.
+    - `CONTAINED`: the hardware handled the error, or the driver decides about it. It is served.
+    - `FATAL`: a quiet period and passed probes show that the error is over.
+    - `NEEDS_RESET`: until a reset or a boot, or until the driver wants no reset any more.
+    - `NEEDS_REBOOT`: until the node boots.
+    """
+
+    APPLICATION = "application"
+    CONTAINED = "contained"
+    FATAL = "fatal"
+    NEEDS_RESET = "needs-reset"
+    NEEDS_REBOOT = "needs-reboot"
+
+
+CONSEQUENCES: Final = {
+    XidClass.CONTAINED: (Condition.WATCH, Action.WAIT),
+    XidClass.FATAL: (Condition.BAD, Action.WAIT),
+    XidClass.NEEDS_RESET: (Condition.BAD, Action.RESET),
+    XidClass.NEEDS_REBOOT: (Condition.BAD, Action.REBOOT),
+}
+"""The condition of the GPU after an XID of the class, and what makes it ok again."""
+
+UNKNOWN: Final = (XidClass.FATAL, "a driver error")
+"""What is not in the table: as in NVIDIA's plugin it is fatal."""
+
+# By class: the agent's name of each error, and its XIDs.
+_TABLE: Final[Mapping[XidClass, Mapping[str, tuple[int, ...]]]] = {
+    # The catalog ignores them or restarts the application. 162 to 165 inform of power
+    # smoothing, which does not affect computing.
+    XidClass.APPLICATION: {
+        "GPU stopped processing": (8, 43),
+        "graphics engine exception": (13,),
+        "GPU memory page fault": (31,),
+        "copy engine error": (39, 40, 41, *range(70, 73), *range(75, 78), 85, *range(126, 136)),
+        "preemptive cleanup after an earlier error": (45,),
+        "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
+        "JPEG decoder error": (82, *range(99, 106)),
+        "optical flow engine error": (86, 139),
+        "power smoothing has changed": (162, 163, 164, 165),
+        "an error of a program, or a notice": (
+            *(11, 14, 25, 32, 37, 38, 44, 60, 66, 67, 69, 80, 93, 106, 107, 108, 121, 137, 141),
+            *(147, 148, 152, 153, 157, 160, 161),
+        ),
+    },
+    # 63 and 92 are signs of wear. After 94 the GPU needs a reset at a convenient time. Of 144
+    # to 149 the subcode decides, but NVML does not report it. Every driver of these GPUs
+    # reports a recovery action that includes it, and 154 is its change: the probe reads it.
+    XidClass.CONTAINED: {
+        "row remapping or page retirement was recorded": (63,),
+        "high rate of single-bit ECC errors": (92,),
+        "contained memory error": (94,),
+        "NVLink 5 error": (144, 145, 146, 149),
+        "the driver wants another recovery action": (154,),
+    },
+    # The restart that the catalog wants after 79 brings the GPU back on the bus: it was reset.
+    XidClass.NEEDS_RESET: {
+        "GPU stopped processing": (46,),
+        "double-bit ECC error": (48,),
+        "internal micro-controller halted": (62,),
+        "row remapping or page retirement failed": (64,),
+        "NVLink error": (74,),
+        "the GPU has fallen off the bus": (FELL_OFF_THE_BUS,),
+        "uncontained memory error": (95,),
+        "context switch timeout": (109,),
+        "security fault": (110,),
+        "GSP did not answer in time": (119,),
+        "GSP error": (120,),
+        "link training failed": (136,),
+        "unrecovered ECC error": (140,),
+        "GPU initialisation failed": (143,),
+        "NVLink 5 error": (150,),
+        "NVLink software error": (155,),
+        "resource retirement was recorded": (156,),
+        "GPU fatal timeout": (158,),
+        "security micro-controller halted": (169,),
+    },
+    XidClass.NEEDS_REBOOT: {"key rotation error": (151,)},
+    # The catalog has another action for them, such as to contact the support, or none.
+    XidClass.FATAL: {
+        "video encoder error": (47, 65, 73, 142),
+        "auxiliary power is not connected": (54,),
+        "framebuffer error": (57, 58),
+        "internal micro-controller error": (59, 61),
+        "L2 cache error": (90,),
+        "firmware flash error": (122, 123, 124),
+        "InfoROM file system error": (125,),
+        "error on the coherent link to the CPU": (159,),
+        "error of the encrypted NVLink": (166, 170),
+        "PCIe fatal timeout": (167,),
+        "uncorrectable memory error": (168, 171, 172),
+    },
+}
+
+_XIDS: Final = {
+    number: (kind, name)
+    for kind, names in _TABLE.items()
+    for name, numbers in names.items()
+    for number in numbers
+}
+
+
+def xid_name(number: int) -> str:
+    """The name of the XID."""
+    return _XIDS.get(number, UNKNOWN)[1]
+
+
+def xid_label(number: int) -> str:
+    """The XID as a metric label: its number, or `other` outside 1 to 255."""
+    return str(number) if 0 < number < 256 else "other"
+
+
+# Settings for health: the agent's own, and the XID variables of HAMi's and NVIDIA's plugin.
+
+_ALL: Final = frozenset({"all", "xids"})
+_EVERY_XID: Final = 0
+PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
+"""The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
+
+
+@functools.lru_cache(maxsize=8)
+def read_switches(disable: str, enable: str) -> Mapping[int, bool]:
+    """By XID whether it is ignored, and by 0 whether all are. The second text wins.
+
+    These are DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS of NVIDIA's plugin (from 0.18) and
+    HAMi's (from 2.8). Items other than a number, `all` or `xids` are ignored. Source:
+    getDisabledHealthCheckXids of both plugins.
+    """
+    if not disable.strip() and not enable.strip():
+        return {}
+    skipped = dict.fromkeys((*_items(disable), *PLUGINS_SKIP), True)
+    return skipped | dict.fromkeys(_items(enable), False)
+
+
+def _items(text: str) -> Iterable[int]:
+    """The XIDs in the list. `all` or `xids` overrides the others."""
+    items = {item.strip() for item in text.lower().split(",")}
+    # A number of 20 digits may not fit into the 64 bits of the plugins.
+    numbers = (item for item in items if item.isascii() and item.isdigit() and len(item) < 20)
+    return [_EVERY_XID] if _ALL & items else map(int, numbers)
+
+
+_CLASS: Final = f"[1-9][0-9]{{0,4}} *= *({'|'.join(XidClass)})"
+
+
+def _class_of(item: str) -> tuple[int, XidClass]:
+    xid, _, name = item.partition("=")
+    if not re.fullmatch(_CLASS, item.strip()) or int(xid) > 65535:
+        raise WrongValue(f"expected XID=CLASS with one of {', '.join(XidClass)}")
+    return int(xid), XidClass(name.strip())
+
+
+def _xid_classes(value: object) -> tuple[str, ...]:
+    items: tuple[str, ...] = texts(value)
+    named = [_class_of(item)[0] for item in items]
+    if twice := sorted({xid for xid in named if named.count(xid) > 1}):
+        raise WrongValue(f"expected one class for XID {twice[0]}")
+    return items
+
+
+xid_classes: Final = ValueType(
+    _xid_classes, {"type": "array", "items": {"type": "string", "pattern": f"^{_CLASS}$"}}
+)
+"""A list of texts like `94=fatal`; in variables and flags separated by commas."""
+
+
+class HealthSettings(msgspec.Struct, frozen=True):
+    """How GPUs are judged. Durations are seconds."""
+
+    driver_hang: Annotated[
+        float,
+        Field(
+            "health.driverHang",
+            duration(1, 3600),
+            "Time without an answer of the driver after which new pods get none of its GPUs. "
+            f"{HOW}",
+        ),
+    ] = 60.0
+    quiet: Annotated[
+        float,
+        Field(
+            "health.quietPeriod",
+            duration(1, 86400),
+            "Cool-down: a GPU is ok after this time without a bad report and 3 passed probes. "
+            f"{HOW}",
+        ),
+    ] = 600.0
+    passes: int = 3  # how many probes must pass since the last bad report
+    probe_interval: Annotated[
+        float,
+        Field("health.probePeriod", duration(0.1, 3600), f"Time between probes of a GPU. {HOW}"),
+    ] = 10.0
+    longest_quiet: Annotated[
+        float,
+        Field(
+            "health.longestQuietPeriod",
+            duration(1, 604800),
+            "Longest cool-down. The cool-down of a GPU doubles each time that the GPU becomes bad "
+            f"again soon after it recovered. {HOW}",
+        ),
+    ] = 7200.0
+    probe_deadline: float = 2.0
+    gather: float = 0.005  # how long a report waits for others of the same failure
+    coalesce: float = 0.05  # changes within this time after a list are one list
+    xids: Annotated[
+        Mapping[int, XidClass],
+        Field(
+            "health.xids",
+            xid_classes,
+            "Classes of XIDs that differ from the agent's table, such as 94=fatal: "
+            f"{', '.join([*XidClass][:-1])} or {[*XidClass][-1]}.",
+            convert=lambda items: dict(map(_class_of, items)),
+        ),
+    ] = msgspec.field(default_factory=dict)
+    disabled_xids: Annotated[
+        str,
+        Field(
+            "health.disabledXids",
+            text,
+            "XIDs to ignore, separated by commas. all or xids: no health checks at all, as in "
+            "NVIDIA's plugin. Then a GPU that hangs or fails stays on offer; a lost GPU stays "
+            "until the next scan, at most 1 minute.",
+            env=("DP_DISABLE_HEALTHCHECKS",),
+        ),
+    ] = ""
+    enabled_xids: Annotated[
+        str,
+        Field(
+            "health.enabledXids",
+            text,
+            "XIDs to count even if an application causes them or they are disabled; all: every "
+            "XID.",
+            env=("DP_ENABLE_HEALTHCHECKS",),
+        ),
+    ] = ""
+
+    @property
+    def off(self) -> bool:
+        """Whether all health checks are off. With `all`, enabling single XIDs changes nothing."""
+        return read_switches(self.disabled_xids, self.enabled_xids).get(_EVERY_XID, False)
+
+
+DEFAULTS: Final = HealthSettings()
+
+
+def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
+    """The class of an XID."""
+    if number in settings.xids:
+        return settings.xids[number]
+
+    known, _ = _XIDS.get(number, UNKNOWN)
+    switches = read_switches(settings.disabled_xids, settings.enabled_xids)
+    every = switches.get(_EVERY_XID)
+    is_ignored = every if every is False else switches.get(number, every)
+    if is_ignored:
+        return XidClass.APPLICATION
+
+    is_counted = is_ignored is False and known is XidClass.APPLICATION
+    return XidClass.FATAL if is_counted else known
+
+
+# What becomes of the health after a report.
+
+Time = dt.datetime
+
+# Seconds: a probe that fails within this time after a counted failure is the same failure.
 SAME_HICCUP: Final = 4.0
-"""Seconds. A probe that fails within this time after a counted failure is the same failure."""
 
-MOST_DOUBLINGS: Final = 32
-STEP: Final = dt.timedelta(seconds=1)
-"""Smaller differences are not a step of the clock: two readings differ a little."""
-
+_REBOOT: Final = ("reboot of the node", Action.REBOOT)
+_RESET: Final = ("reset", Action.RESET)
 WANTS: Final = {
-    RecoveryAction.NODE_REBOOT: ("reboot of the node", Action.REBOOT),
-    RecoveryAction.SYSTEM_REBOOT: ("reboot of the node", Action.REBOOT),
-    RecoveryAction.GPU_RESET: ("reset", Action.RESET),
-    RecoveryAction.DRAIN_AND_RESET: ("reset", Action.RESET),
-    RecoveryAction.BUS_RESET: ("reset", Action.RESET),
-    RecoveryAction.OTHER: ("reset", Action.RESET),
+    RecoveryAction.NODE_REBOOT: _REBOOT,
+    RecoveryAction.SYSTEM_REBOOT: _REBOOT,
+    RecoveryAction.GPU_RESET: _RESET,
+    RecoveryAction.DRAIN_AND_RESET: _RESET,
+    RecoveryAction.BUS_RESET: _RESET,
+    RecoveryAction.OTHER: _RESET,
 }
 """What the GPU needs by the driver's recovery action. All others concern no GPU alone."""
 
-HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
-"""Causes that a boot does not certainly remove."""
-
-_ORDER: Final = (
-    Condition.OK,
-    Condition.WATCH,
-    Condition.UNMONITORED,
-    Condition.BAD,
-    Condition.LOST,
-)
-"""From the least severe to the most severe."""
-
-_ENDS: Final[dict[str, str]] = {
-    Cause.RELEASED: "`hami-agent recheck` has to take it back",
-    Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
-    "runs",
-    Condition.LOST: "the driver has to reach it again: reboot the node",
-    Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
-}
-"""What ends these two causes, or else a condition, that no cool-down ends."""
+# From the least severe to the most severe.
+_RANK: Final = (Condition.OK, Condition.WATCH, Condition.UNMONITORED, Condition.BAD, Condition.LOST)
 
 UNNAMED: Final = " on a GPU that the driver cannot name"
-BEFORE: Final = "before the boot: "
-
-
 _STEPS: Final[dict[str, str]] = {
     Condition.LOST: "if this lasts, reboot the node",
     Action.RESET: "reset it or reboot the node",
@@ -96,7 +341,7 @@ RELIEVED: Final = "it needs no reset any more and is served again after its cool
 
 def verdict(
     condition: Condition,
-    now: dt.datetime,
+    now: Time,
     cause: str,
     runbook: str,
     reason: str,
@@ -107,16 +352,16 @@ def verdict(
 ) -> Health:
     """The health of a GPU after one report. Bad and lost GPUs are not served, all others are.
 
-    `needs`: RESET or REBOOT if the GPU cannot be ok before that. `action`: what else a person
-    should do. The stronger of the two is told; WAIT: the condition clears by itself.
+    `needs`: RESET or REBOOT if it cannot be ok before. `action`: what else a person should do. The
+    stronger of the two is told; WAIT: the condition clears by itself.
     """
     action = max(needs, action, key=[*Action].index)
-    step = _STEPS.get(condition) or _STEPS.get(action, "")
+    text = _sentence(reason, _STEPS.get(condition) or _STEPS.get(action, ""), runbook)
     return Health(
         condition,
         now,
         cause,
-        _sentence(reason, step, runbook),
+        text,
         xid,
         needs_reset=needs in {Action.RESET, Action.REBOOT},
         serving=condition not in {Condition.BAD, Condition.LOST},
@@ -127,7 +372,7 @@ def verdict(
 
 
 def judge(
-    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
+    health: Health, report: DriverEvent | Probe, now: Time, settings: HealthSettings
 ) -> Health:
     """The health of one GPU after a report about it. Returns `health` itself if nothing changes.
 
@@ -146,10 +391,9 @@ def judge(
     if fresh.ill and not health.ill:
         # A GPU that fails every hour would otherwise be served for most of the hour, and take the
         # pods of each time with it.
-        soon = recovered_at is not None and (
-            (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
-        )
-        bouts, recovered_at = (bouts + 1 if soon else 1), None
+        longest = max(settings.quiet, settings.longest_quiet)
+        is_soon = recovered_at is not None and (now - recovered_at).total_seconds() < longest
+        bouts, recovered_at = (bouts + 1 if is_soon else 1), None
     elif health.ill and not fresh.ill:
         recovered_at = now
 
@@ -157,13 +401,13 @@ def judge(
     return health if fresh == health else fresh
 
 
-def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+def aged(health: Health, now: Time, settings: HealthSettings) -> Health:
     """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
     is_over = health.silent and health.serving and seconds(health, now) >= settings.driver_hang
     return replace(health, serving=False) if is_over else health
 
 
-def switched_off(now: dt.datetime) -> Health:
+def switched_off(now: Time) -> Health:
     """The health of every GPU when health checks are switched off."""
     text = "health checks are switched off in the settings"
     return verdict(Condition.UNMONITORED, now, Cause.OFF, "H-OFF", text, action=Action.NONE)
@@ -171,29 +415,21 @@ def switched_off(now: dt.datetime) -> Health:
 
 def quiet_time(health: Health, settings: HealthSettings) -> float:
     """The cool-down of this GPU: seconds without a bad report."""
-    doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS) if health.ill else 0
+    doublings = min(max(health.bouts, 1) - 1, 32) if health.ill else 0
     return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
 
 
-def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
-    """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
-    if health.condition is Condition.OK or health.cause == Cause.OFF:
+def missing(health: Health, now: Time, settings: HealthSettings) -> tuple[str, ...]:
+    """What its cool-down still needs, in words. Where none ends it, its text says what does."""
+    is_cooling = health.condition in {Condition.WATCH, Condition.BAD} and not health.needs_reset
+    if not is_cooling or health.cause == Cause.FABRIC:
         return ()
 
-    # The cause of a GPU that was lost and is back is spelled as the condition LOST.
-    has_own_end = health.cause in {Cause.RELEASED, Cause.FABRIC}
-    end = _ENDS.get(health.cause if has_own_end else health.condition)
-    if end or health.needs_reboot:
-        return (end or "a reboot of the node",)
-
-    needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
-    rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
-    if (rest := quiet_time(health, settings) - rested) > 0:
+    needs = []
+    if (rest := quiet_time(health, settings) - seconds(health, now)) > 0:
         needs.append(f"{rest:.0f} s more without a bad report")
-
     if (probes := settings.passes - health.passed_probes) > 0:
         needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
-
     return tuple(needs)
 
 
@@ -203,9 +439,7 @@ def past(health: Health) -> str:
 
 
 def _happened(health: Health) -> str:
-    text = health.text.removesuffix(f" [{health.runbook}]")
-    ends = (f"; {step}" for step in (*_STEPS.values(), COOLING, RELIEVED))
-    return text.removesuffix(next(filter(text.endswith, ends), ""))
+    return health.text.removesuffix(f" [{health.runbook}]").partition("; ")[0]
 
 
 def _sentence(reason: str, step: str, runbook: str) -> str:
@@ -215,10 +449,10 @@ def _sentence(reason: str, step: str, runbook: str) -> str:
 
 def gravity(health: Health) -> int:
     """The severity of a health: by condition, then by the need for a reset or reboot."""
-    return 3 * _ORDER.index(health.condition) + health.needs_reset + health.needs_reboot
+    return 3 * _RANK.index(health.condition) + health.needs_reset + health.needs_reboot
 
 
-def seconds(health: Health, now: dt.datetime) -> float:
+def seconds(health: Health, now: Time) -> float:
     """Seconds since the cool-down began."""
     return (now - (health.quiet_since or health.since)).total_seconds()
 
@@ -226,9 +460,7 @@ def seconds(health: Health, now: dt.datetime) -> float:
 # Events of the driver.
 
 
-def _on_event(
-    health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
-) -> Health:
+def _on_event(health: Health, event: DriverEvent, now: Time, settings: HealthSettings) -> Health:
     xid = event.xid or 0
     kind = xid_class(xid, settings) if event.kind is EventKind.XID else XidClass.NEEDS_RESET
 
@@ -239,17 +471,15 @@ def _on_event(
         return health
 
     if event.kind is EventKind.ECC_DOUBLE:
-        text, needs = "uncorrectable memory error", Action.RESET
-        found = verdict(Condition.BAD, now, Cause.ECC, "H-ECC", text, needs=needs)
+        text = "uncorrectable memory error"
+        found = verdict(Condition.BAD, now, Cause.ECC, "H-ECC", text, needs=Action.RESET)
     else:
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
         action = Action.REBOOT if is_off else Action.WAIT
         condition, needs = CONSEQUENCES[kind]
-        text = f"XID {xid}: {xid_name(xid)}"
-        found = verdict(
-            condition, now, Cause.XID, f"H-{xid:03d}", text, xid=xid, needs=needs, action=action
-        )
+        told = partial(verdict, condition, now, Cause.XID, f"H-{xid:03d}", xid=xid)
+        found = told(f"XID {xid}: {xid_name(xid)}", needs=needs, action=action)
 
     if event.uuid is None:
         # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the
@@ -266,9 +496,9 @@ def _on_event(
 def worse(health: Health, fresh: Health) -> Health:
     """`fresh` if it is more severe than `health`, else `health` with its cool-down restarted.
 
-    The first cause of a severe condition stays, because later reports mostly follow from it. A
-    silent GPU stays silent, so that reports do not extend the time for which it is served. A
-    refused GPU may have been reset meanwhile, so a report that needs a reset replaces its verdict.
+    The first cause stays: later reports mostly follow from it. A silent GPU stays silent, so that
+    reports do not extend the time for which it is served. A refused GPU may have been reset
+    meanwhile, so a report that needs a reset replaces its verdict.
     """
     is_new_need = health.cause == Cause.REFUSED and fresh.needs_reset
     if gravity(fresh) > gravity(health) or is_new_need:
@@ -278,14 +508,13 @@ def worse(health: Health, fresh: Health) -> Health:
     if health.condition is Condition.LOST and fresh.needs_reset:
         # Either the report is a late echo, or the GPU was back already and needs another reset. If
         # the next probe still finds the GPU lost, it was an echo.
-        return replace(
-            known, needs_reset=True, needs_reboot=health.needs_reboot or fresh.needs_reboot
-        )
+        is_boot_due = health.needs_reboot or fresh.needs_reboot
+        return replace(known, needs_reset=True, needs_reboot=is_boot_due)
 
     return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
 
 
-def again(health: Health, now: dt.datetime) -> Health:
+def again(health: Health, now: Time) -> Health:
     """The same health with its cool-down restarted. Reports within 1 s count as one.
 
     The cool-down of a GPU that needs a reset begins when that need ends.
@@ -293,16 +522,14 @@ def again(health: Health, now: dt.datetime) -> Health:
     is_counted = health.needs_reset or seconds(health, now) < 1.0
     if health.condition is Condition.LOST or (is_counted and health.passed_probes == 0):
         return health
-
-    return replace(
-        health, quiet_since=health.quiet_since if health.needs_reset else now, passed_probes=0
-    )
+    since = health.quiet_since if health.needs_reset else now
+    return replace(health, quiet_since=since, passed_probes=0)
 
 
 # Probes.
 
 
-def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+def _on_probe(health: Health, probe: Probe, now: Time, settings: HealthSettings) -> Health:
     told = partial(verdict, Condition.UNMONITORED, now, action=Action.INSPECT)
     match probe.outcome:
         case ProbeOutcome.PASSED:
@@ -330,9 +557,7 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
             return told(Cause.DRIVER, "H-SILENT", text, xid=health.xid)
 
 
-def _on_passed(
-    health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthSettings
-) -> Health:
+def _on_passed(health: Health, signs: GpuSigns, now: Time, settings: HealthSettings) -> Health:
     is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
     if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
         return health
@@ -359,7 +584,7 @@ def _on_passed(
     return replace(known, passed_probes=passed)
 
 
-def _on_failed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+def _on_failed(health: Health, probe: Probe, now: Time, settings: HealthSettings) -> Health:
     """A failed probe makes a GPU watched, and another one within its cool-down makes it bad."""
     if health.ill:
         return again(health, now)
@@ -376,7 +601,6 @@ def _on_failed(health: Health, probe: Probe, now: dt.datetime, settings: HealthS
     found = partial(verdict, now=now, cause=Cause.PROBE, runbook="H-PROBE", xid=health.xid)
     if is_failing(health):
         return found(Condition.BAD, reason=f"probes fail: {error}", action=Action.INSPECT)
-
     return found(Condition.WATCH, reason=f"a probe failed: {error}")
 
 
@@ -385,7 +609,7 @@ def is_failing(health: Health) -> bool:
     return health.cause == Cause.PROBE or health.runbook == RUNBOOK
 
 
-def _on_refused(health: Health, now: dt.datetime) -> Health:
+def _on_refused(health: Health, now: Time) -> Health:
     """The driver refuses calls until the GPU is reset.
 
     That replaces an earlier need for a reset, because a later answer proves one, but no reboot.
@@ -393,43 +617,35 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
         is_lost = health.condition is Condition.LOST
         return again(_on_recovered(health, now) if is_lost else health, now)
-
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refused calls for it{after}"
     runbook, needs = _incident(health, "H-RESET"), Action.RESET
     return verdict(Condition.BAD, now, Cause.REFUSED, runbook, text, xid=health.xid, needs=needs)
 
 
-def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
+def _on_lost(health: Health, probe: Probe, now: Time) -> Health:
     if health.condition is Condition.LOST:
         # A reset that was asked for meanwhile was an echo.
         return replace(health, needs_reset=health.needs_reset and health.needs_reboot)
-
+    # Being back implies a reset, but nobody can reset what the driver does not reach: "GPU is lost.
+    # Reboot the system to recover this GPU" (nvidia-smi).
+    needs = Action.REBOOT if health.needs_reboot else Action.NONE
+    told = partial(verdict, xid=health.xid, needs=needs, action=Action.REBOOT)
+    # The id of what needed a reset stays, so that its return is told as that reset.
+    runbook = health.runbook if health.needs_reset else _incident(health, "H-LOST")
     reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
-    return verdict(
-        Condition.LOST,
-        now,
-        Cause.LOST,
-        # The id of what needed a reset stays, so that its return is told as that reset.
-        health.runbook if health.needs_reset else _incident(health, "H-LOST"),
-        f"the driver no longer reaches it ({reason or 'no reason given'})",
-        xid=health.xid,
-        # Being back implies a reset, but nobody can reset what the driver does not reach: "GPU is
-        # lost. Reboot the system to recover this GPU" (nvidia-smi).
-        needs=Action.REBOOT if health.needs_reboot else Action.NONE,
-        action=Action.REBOOT,
-    )
+    text = f"the driver no longer reaches it ({reason or 'no reason given'})"
+    return told(Condition.LOST, now, Cause.LOST, runbook, text)
 
 
-def _on_recovered(health: Health, now: dt.datetime) -> Health:
+def _on_recovered(health: Health, now: Time) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     said, needs = "it was lost and is back", _need(health)
-    back = verdict(
-        Condition.BAD, now, Cause.LOST, health.runbook, said, xid=health.xid, needs=needs
-    )
-    # Its last text asked for a reboot: the new one has to say that nothing is to be done.
-    text = _sentence(said, COOLING, back.runbook) if needs is Action.NONE else back.text
-    return replace(back, passed_probes=1, text=text)
+    if needs is Action.NONE:
+        # Its last text asked for a reboot: the new one has to say that nothing is to be done.
+        said = f"{said}; {COOLING}"
+    told = partial(verdict, Condition.BAD, now, Cause.LOST, health.runbook, said)
+    return replace(told(xid=health.xid, needs=needs), passed_probes=1)
 
 
 def _need(health: Health) -> Action:
@@ -446,7 +662,7 @@ def _incident(health: Health, runbook: str) -> str:
 # What a GPU tells of itself.
 
 
-def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+def signed(health: Health, signs: GpuSigns, now: Time) -> Health:
     """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
     A fault in the signs outweighs that the GPU was lost or refused and answers again.
@@ -464,10 +680,9 @@ def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     return replace(health, passed_probes=0) if is_same else health
 
 
-def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | None:
+def _of_signs(signs: GpuSigns, now: Time, xid: int | None) -> Health | None:
     """The verdict about the most severe fault that a GPU tells of itself, or None."""
     ill = partial(verdict, Condition.BAD, now, xid=xid)
-
     # It holds until the driver wants none any more: no other sign says more.
     if signs.recovery in WANTS:
         words, needs = WANTS[signs.recovery]
@@ -475,8 +690,8 @@ def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | No
         return ill(Cause.ADVICE, "H-ADVICE", text, needs=needs)
 
     if not has_joined(signs):
-        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}); check that "
-        text += "nvidia-fabricmanager runs"
+        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric})"
+        text += "; check that nvidia-fabricmanager runs"
         return ill(Cause.FABRIC, "H-FABRIC", text, action=Action.INSPECT)
 
     if signs.rows_failed:
@@ -499,35 +714,25 @@ def has_joined(signs: GpuSigns) -> bool:
 # The ends of the need for a reset. The need for a reboot stays.
 
 
-def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """End the need for a reset if the driver says that no action is needed.
-
-    Also if the driver refused calls for the GPU and answers again, which proves a reset, unless it
-    says that the GPU needs another one.
-    """
+def relieved(health: Health, signs: GpuSigns, now: Time) -> Health:
+    """End the need for a reset if the driver wants no action, or no longer refuses calls."""
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
-    # boot.
+    # boot, so another answer proves a reset, unless the driver asks for one more.
     was_refused = health.cause == Cause.REFUSED and signs.recovery not in WANTS
     if was_refused or signs.recovery is RecoveryAction.NONE:
         return reset_by_word(health, now)
     return health
 
 
-def reset_by_word(health: Health, now: dt.datetime) -> Health:
+def reset_by_word(health: Health, now: Time) -> Health:
     """End the need for a reset, as when an operator reports one. The cool-down begins."""
     if not health.needs_reset or health.needs_reboot:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return replace(health, needs_reset=False)
-
-    return replace(
-        health,
-        quiet_since=now,
-        needs_reset=False,
-        passed_probes=0,
-        action=Action.WAIT,
-        text=_sentence(_happened(health), RELIEVED, health.runbook),
-    )
+    text = _sentence(_happened(health), RELIEVED, health.runbook)
+    known = replace(health, needs_reset=False, action=Action.WAIT, text=text)
+    return replace(known, quiet_since=now, passed_probes=0)
 
 
 # An operator's work on a GPU.
@@ -535,7 +740,7 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
 RUNBOOK: Final = "H-RELEASED"
 
 
-def released(health: Health, now: dt.datetime) -> Health:
+def released(health: Health, now: Time) -> Health:
     """The health of a released GPU: not served. The need for a reset or reboot is kept."""
     if health.cause == Cause.RELEASED:
         return health
@@ -554,7 +759,7 @@ def released(health: Health, now: dt.datetime) -> Health:
     )
 
 
-def taken_back(health: Health, now: dt.datetime) -> Health:
+def taken_back(health: Health, now: Time) -> Health:
     """The health of a GPU that is taken back after a release.
 
     One that was bad or lost starts a new cool-down, or still needs its reset. Any other is served
@@ -564,88 +769,48 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         return health
 
     if not health.bouts or health.recovered_at is not None:  # it was neither bad nor lost
-        return replace(
-            health,
-            since=now,
-            cause=Cause.DRIVER,
-            text=f"it is taken back; it is served when it answers [{RUNBOOK}]",
-            xid=None,
-        )
+        text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
+        return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
 
-    back = verdict(
-        Condition.BAD,
-        now,
-        Cause.XID if health.xid is not None else Cause.PROBE,
-        _incident(health, RUNBOOK),
-        "it was unhealthy before it was released",
-        xid=health.xid,
-        needs=_need(health),
-    )
-    return replace(back, bouts=health.bouts)
+    cause = Cause.PROBE if health.xid is None else Cause.XID
+    back = partial(verdict, xid=health.xid, needs=_need(health))
+    text, runbook = "it was unhealthy before it was released", _incident(health, RUNBOOK)
+    return replace(back(Condition.BAD, now, cause, runbook, text), bouts=health.bouts)
 
 
-# Over a restart of the agent, a boot, and a step of the clock.
-
-
-def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None) -> Health:
-    """Shift the times in `health` by the step of the clock, so that the cool-down keeps its length.
-
-    `before` and `now` are the time of one boot before and after the step; None: not known.
-    """
-    if before is None or now is None or abs(now - before) < STEP:
-        return health
-
-    return _with_times(health, lambda at: at + (now - before))
-
-
-def _with_times(health: Health, change: Callable[[dt.datetime], dt.datetime]) -> Health:
-    return replace(
-        health,
-        since=change(health.since),
-        quiet_since=health.quiet_since and change(health.quiet_since),
-        recovered_at=health.recovered_at and change(health.recovered_at),
-    )
+# Over a restart of the agent and a boot.
 
 
 def remembered(
-    health: Health, now: dt.datetime, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
+    health: Health, now: Time, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
 ) -> Health:
     """The health with which a GPU starts, from its health in the checkpoint.
 
-    - After a boot (`boot_changed`), which resets every GPU: a GPU with a hardware fault is watched
-      for one cool-down, any other is ok.
+    - After a boot (`boot_changed`), which resets every GPU, each is ok until its first probe.
     - A GPU whose XID the operator has since declared harmless is ok.
     - The time for which a silent GPU is served begins again: this process has not probed it yet.
     - No time is in the future.
     """
-    is_harmless = (
-        health.cause == Cause.XID
-        and health.xid is not None
-        and xid_class(health.xid, settings) is XidClass.APPLICATION
-    )
-    is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
-    if is_harmless or (boot_changed and (is_fine or health.cause not in HARDWARE)):
+    of_xid = health.cause == Cause.XID and health.xid is not None
+    is_harmless = of_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION
+    if boot_changed or is_harmless:
         return Health(Condition.OK, since=now)
-
-    # A boot resets every GPU, and a container of the agent that starts again resets none.
-    if not boot_changed:
-        known = _with_times(health, lambda at: min(at, now))
-        since = now if health.silent and health.serving else known.since
-        return replace(known, since=since, passed_probes=0)
-
-    reason = BEFORE + _happened(health).removeprefix(BEFORE)
-    return verdict(Condition.WATCH, now, health.cause, health.runbook, reason, xid=health.xid)
+    # A container of the agent that starts again resets no GPU.
+    return replace(
+        health,
+        since=now if health.silent and health.serving else min(health.since, now),
+        quiet_since=health.quiet_since and min(health.quiet_since, now),
+        recovered_at=health.recovered_at and min(health.recovered_at, now),
+        passed_probes=0,
+    )
 
 
 # Attribution: if all GPUs fail with the same text, the fault is the driver's.
 
-MANY: Final = 2
-"""The fewest GPUs for which equal failures are the driver's."""
-
+MANY: Final = 2  # the fewest GPUs for which equal failures are the driver's
 OF_ALL: Final = "the driver reports the same for all GPUs: "
-
+# Troubles that the driver also reports for a GPU when the driver itself has a fault.
 MAY_PASS: Final = frozenset({Trouble.LOST, Trouble.FAILED})
-"""Troubles that the driver also reports for a GPU when the driver itself has a fault."""
 
 Ill = Callable[[GpuUuid], bool]
 """Whether a GPU is known to be bad or lost. Such a GPU can fail for a reason of its own."""
@@ -667,7 +832,6 @@ def blame_driver(probes: Collection[Probe], ill: Ill) -> tuple[Probe, ...]:
     failure = common_failure(probes, ill)
     if failure is None or sum(not ill(probe.uuid) for probe in probes) < MANY:
         return tuple(probes)
-
     text = OF_ALL + (cap(failure) or "an error")
     return tuple(
         Probe(probe.uuid, ProbeOutcome.SILENT, text) if probe.text == failure else probe
@@ -677,11 +841,7 @@ def blame_driver(probes: Collection[Probe], ill: Ill) -> tuple[Probe, ...]:
 
 def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
     """The common fault if the scan describes no GPU and all healthy GPUs fail alike, else None."""
-    faults = [
-        fault
-        for fault in scan.faults
-        if fault.trouble is not Trouble.RELEASED and not ill(GpuUuid(fault.gpu))
-    ]
-    same = {(fault.text, fault.trouble) for fault in faults}
-    is_common = not scan.gpus and len(same) == 1 and faults[0].trouble in MAY_PASS
-    return faults[0] if is_common else None
+    faults = [one for one in scan.faults if one.trouble is not Trouble.RELEASED]
+    same = {(one.text, one.trouble): one for one in faults if not ill(GpuUuid(one.gpu))}
+    fault = next(iter(same.values())) if len(same) == 1 and not scan.gpus else None
+    return fault if fault is not None and fault.trouble in MAY_PASS else None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.errors import DriverError, GpuError, cap
 from agent.health import judge
-from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
+from agent.health.judge import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Tally, await_event, loop_time, until_tick
 from agent.model import (
@@ -36,18 +36,12 @@ log = structlog.get_logger(__name__)
 
 # Keeps the driver's stream of events open, and knows whether the agent receives events.
 
+# Seconds that a stream must be open without an error before the agent relies on it. The next one
+# may take as long to open before the GPUs count as unmonitored.
 SETTLED: Final = 5.0
-"""Seconds that a stream must be open without an error before the agent relies on it.
-
-The next one may take as long to open before the GPUs count as unmonitored.
-"""
-
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
-
-LISTEN_FIRST: Final = 1.0
-"""Seconds for a stream to open before a GPU is served again without it, and told so."""
-
+LISTEN_FIRST: Final = 1.0  # for a stream to open before a GPU is served without it, and told so
 NOT_OPEN: Final = "the stream of events has not opened"
 
 
@@ -58,10 +52,8 @@ class EventListener:
         self._driver = driver
         self._take = take
         self._lost_reason = ""
-        self._turned_at = math.inf
-        """When the last stream opened or ended."""
-        self.wanted = asyncio.Event()
-        """Set it to have the stream opened at once: what had ended it may be over."""
+        self._turned_at = math.inf  # when the last stream opened or ended
+        self.wanted = asyncio.Event()  # set it to open the stream at once: its obstacle may be over
         self._opened = asyncio.Event()
 
     async def run(self) -> None:
@@ -96,7 +88,6 @@ class EventListener:
         """Reopen the stream if it has ended, and wait for it. Returns whether it had."""
         if self._opened.is_set():
             return False
-
         self.wanted.set()
         is_open = await await_event(self._opened, within)
         self._note("" if is_open else self._lost_reason or NOT_OPEN)
@@ -121,24 +112,12 @@ class EventListener:
 
 # Turns driver events and probes into verdicts.
 
-TURNS: Final = 2
-"""How many driver deadlines a probe may take: a call ahead of it, and its own call."""
-
-RELEASE_DEADLINE: Final = 8.0
-"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
-
-TICK: Final = 0.001
-"""Seconds. Timers can fire a little early."""
-
-SECOND_LOOK: Final = 5.0
-"""Seconds from a failed probe to the next one, which decides. It is more than SAME_HICCUP."""
-
-LOOK_PERIOD: Final = 0.5
-"""Seconds between rounds of probes because of XIDs."""
-
-
-ALL = "all"
-"""Stands for all GPUs of the node, in place of one GPU's name."""
+TURNS: Final = 2  # how many driver deadlines a probe may take: a call ahead of it, and its own call
+RELEASE_DEADLINE: Final = 8.0  # for the longest call in the library and those that wait behind it
+TICK: Final = 0.001  # timers can fire a little early
+SECOND_LOOK: Final = 5.0  # from a failed probe to the next, which decides; more than SAME_HICCUP
+LOOK_PERIOD: Final = 0.5  # seconds between rounds of probes because of XIDs
+ALL = "all"  # stands for all GPUs of the node, in place of one GPU's name
 
 
 class GpuRelease(Struct, frozen=True):
@@ -149,10 +128,7 @@ class GpuRelease(Struct, frozen=True):
 
 
 class Recheck(Struct, frozen=True):
-    """The result of probing one GPU now: its health before and after the probe.
-
-    `serving`: new containers may get it. `missing`: what still has to happen until it is ok.
-    """
+    """The result of probing one GPU now. `missing`: what still has to happen until it is ok."""
 
     gpu: Gpu
     probe: Probe
@@ -165,14 +141,12 @@ class Recheck(Struct, frozen=True):
 class HealthWatch:
     """Watches the GPUs of the inventory.
 
-    - It publishes the recalled health at construction, so a scan never marks an unhealthy GPU
-      healthy.
-    - It gives one verdict per GPU and batch. It holds back changes for `coalesce` seconds after a
-      new list.
+    - It publishes the recalled health at construction: no scan marks an unhealthy GPU healthy.
+    - It gives one verdict per GPU and batch, and none for `coalesce` seconds after a new list.
     - It probes all GPUs at once after an event and when a GPU comes or goes, and SECOND_LOOK
       seconds after a failed probe.
-    - It judges by wall time at construction plus loop time, so a step of the clock does not change
-      the length of a cool-down.
+    - It judges by wall time at construction plus loop time: no step of the clock changes the length
+      of a cool-down.
     - `judged` receives the health that changed, `remember` all health. `changed` is called when
       GPUs may have come or gone.
     """
@@ -208,13 +182,11 @@ class HealthWatch:
             for uuid, health in recalled.items()
         }
         self._listener = EventListener(driver, self._note_event)
-        self._waiting: dict[DriverEvent | Probe, None] = {}
-        """The reports that are judged next."""
+        self._waiting: dict[DriverEvent | Probe, None] = {}  # the reports that are judged next
         self._reported = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._probed_at = loop_time()
-        self._listed: set[GpuUuid] = set()
-        """The GPUs of the last scan."""
+        self._listed: set[GpuUuid] = set()  # the GPUs of the last scan
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
 
@@ -228,7 +200,6 @@ class HealthWatch:
         """Listen, probe and judge for ever; if health checks are off, do nothing for ever."""
         if self._settings.off:
             await asyncio.Event().wait()
-
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listener.run())
             tasks.create_task(self._judge_reports())
@@ -294,8 +265,8 @@ class HealthWatch:
     def scanned(self, scan: Scan) -> None:
         """Take in a scan: if GPUs have come or gone, all are probed.
 
-        A GPU that needs a reset and is not listed counts as lost. When it is listed again, it was
-        away, which implies a reset. A scan with faults shows for certain no GPU that is missing.
+        A GPU that needs a reset and is not listed counts as lost: when it is back, it was reset. A
+        scan with faults shows for certain no GPU that is missing.
         """
         listed = {gpu.uuid for gpu in scan.gpus}
         if listed != self._listed:
@@ -330,19 +301,13 @@ class HealthWatch:
             number = event.xid or 0
             if self.xid_events.add(event.uuid or "unknown", xid_label(number)) == 1:
                 log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=xid_name(number))
+            if xid_class(number, self._settings) is XidClass.APPLICATION:
+                return  # a program's fault says nothing about the GPU
 
         self._note(event)
 
     def _note(self, report: DriverEvent | Probe) -> None:
         """Add a report to the next batch, equal ones once: so a storm is a few events."""
-        # A program's fault says nothing about the GPU.
-        if (
-            isinstance(report, DriverEvent)
-            and report.kind is EventKind.XID
-            and xid_class(report.xid or 0, self._settings) is XidClass.APPLICATION
-        ):
-            return
-
         self._waiting[report] = None
         self._reported.set()
 
@@ -410,7 +375,6 @@ class HealthWatch:
         except (TimeoutError, DriverError, GpuError) as error:
             text = cap(str(error)) or f"no answer within {deadline:g} s"
             return Probe(uuid, ProbeOutcome.SILENT, text)
-
         obstacle = self._listener.obstacle() if probe.outcome is ProbeOutcome.PASSED else ""
         return replace(probe, unmonitored=obstacle or probe.unmonitored)
 
@@ -424,11 +388,8 @@ class HealthWatch:
             reports, self._waiting = tuple(self._waiting), {}
 
             verdicts = self._judged(reports)
-            moves = {
-                new.serving
-                for u, new in verdicts.items()
-                if new.serving != self._health_of(u).serving
-            }
+            now = {uuid: self._health_of(uuid).serving for uuid in verdicts}
+            moves = {new.serving for u, new in verdicts.items() if new.serving != now[u]}
             # Only an offer waits for the stream. What ended it may be the GPU to be withdrawn.
             if True in moves and await self._listener.ensure_open(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
@@ -470,21 +431,14 @@ class HealthWatch:
             if (old.condition, old.serving, old.action) == (new.condition, new.serving, new.action):
                 continue
 
-            self.transitions.add(uuid, old.condition.value, new.condition.value)
+            was, condition = old.condition.value, new.condition.value
+            self.transitions.add(uuid, was, condition)
             if Condition.LOST in {old.condition, new.condition} or old.silent:
                 self._changed()  # it may be gone, or be back with other facts
 
-            log.info(
-                "gpu.health",
-                gpu=uuid,
-                was=old.condition.value,
-                condition=new.condition.value,
-                serving=new.serving,
-                cause=new.cause,
-                action=new.action,
-                runbook=new.runbook,
-                text=new.text,
-            )
+            # The text ends with the id, and says the cause and the action.
+            now = {"condition": condition, "serving": new.serving, "text": new.text}
+            log.info("gpu.health", gpu=uuid, was=was, **now)
 
         if changed:
             self._health.update(changed)

@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
@@ -15,7 +15,7 @@ from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
 from agent.kubelet.door import listens
-from agent.node import PathFacts, PluginSocket
+from agent.node import PluginSocket
 
 # Reads which device names the CDI specifications of the host define.
 #
@@ -137,27 +137,8 @@ def _has_containers(below: Iterable[tuple[str, str]]) -> bool:
 
 # Inspects paths and sockets of this host; it changes none.
 
-KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
 
-
-def look_at(path: Path) -> PathFacts:
-    """Inspect the path, links followed, and why nothing could be written or created there."""
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-        return PathFacts(str(path), "", failure=_write_failure(above))
-    except OSError as error:
-        return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
-
-    kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "special file")
-    mode, ours = stat.S_IMODE(status.st_mode), status.st_uid in {0, os.geteuid()}
-
-    failure = _write_failure(path) if kind == "directory" else 0
-    return PathFacts(str(path), kind, status.st_uid, mode, failure, ours)
-
-
-def _write_failure(directory: Path) -> int:
+def write_failure(directory: Path) -> int:
     """The number of the error that a new file in the directory would meet; 0: none is known."""
     try:
         with contextlib.ExitStack() as opened:

@@ -1,10 +1,8 @@
 """Time, and what happens over time: ticks, running time, the order of calls, counters."""
 
 import asyncio
-import bisect
 import contextlib
 import datetime as dt
-import itertools
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -14,8 +12,8 @@ import msgspec
 
 from agent.kit.cell import Cell
 
-# When work in the background may run. Periodic work runs at ticks that all of it shares, so that
-# an idle process wakes seldom. Other work waits until no call has been in progress for a while.
+# When work in the background may run. Periodic work shares its ticks, so that an idle process wakes
+# seldom. Other work waits until no call has been in progress for a while.
 
 TURN: Final = 0.1
 """Seconds. Threads that run at the same time wake each other, because only one has the interpreter
@@ -41,8 +39,7 @@ def loop_time() -> float:
 def until_tick(period: float, turn: int = 0) -> float:
     """Seconds until the next tick: more than 0, at most `period` and EARLY.
 
-    Ticks are the multiples of `period` on the loop's clock, and `turn` times TURN later. Work whose
-    periods are multiples of each other, with the same turn, runs together.
+    Ticks are the multiples of `period` on the loop's clock, and `turn` times TURN later.
     """
     now, late = asyncio.get_running_loop().time(), turn * TURN
     return (math.floor((now - late + EARLY) / period) + 1) * period + late - now
@@ -90,9 +87,8 @@ class IdleWaiter:
 # Deadlines that count only the time in which the event loop ran.
 #
 # A process that gets too little CPU reads an answer long after it came, and a deadline by the clock
-# blames the peer for it. So the clock is read every 10 ms while a deadline is open. What passes
-# beyond that is lag: the loop waited for the processor, or a callback held it. Lag extends the
-# deadlines that are open, up to a limit.
+# blames the peer. So the clock is read every 10 ms while a deadline is open; what is beyond that
+# is lag. Lag extends the open deadlines, up to a limit.
 
 TICK: Final = 0.01
 """Seconds between two readings of the clock."""
@@ -213,10 +209,9 @@ class Budget:
             self.left -= self._lag.clock() - began
 
 
-# Orders the turns of a client that starts several at once and can use only the last one granted.
-#
-# A turn is a question and then a request for the ids in its answer. A grant to an earlier turn
-# breaks the client. The ids tell which question a request belongs to.
+# Orders the turns of a client that starts several at once and can use only the last one granted: a
+# grant to an earlier turn breaks it. A turn is a question and then a request for the ids in its
+# answer. The ids tell which question a request belongs to.
 
 BOOKING: Final = 0.1
 """Seconds that the client has after an answer to record it."""
@@ -340,8 +335,8 @@ class CallOrder:
 class Tally:
     """A counter with labels. `name` (without prefix) and `help` stand on the metrics page.
 
-    `expected`: label values that the page shows from the start, with 0. Without that, the first
-    one that is counted is no increase to who reads the page.
+    `expected`: label values that the page shows with 0 from the start, so that the first one
+    counted is an increase.
     """
 
     def __init__(
@@ -365,35 +360,3 @@ class Tally:
     def items(self) -> tuple[tuple[tuple[str, ...], int], ...]:
         """Label values and count, sorted by label values."""
         return tuple(sorted(self._counts.items()))
-
-
-class Durations:
-    """A histogram of seconds with labels. `buckets`: ascending upper bounds, without infinity."""
-
-    def __init__(
-        self,
-        name: str,
-        help: str,  # noqa: A002 -- Prometheus' word
-        labels: tuple[str, ...],
-        buckets: tuple[float, ...],
-    ) -> None:
-        self.name = name
-        self.help = help
-        self.labels = labels
-        self.buckets = buckets
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._totals: dict[tuple[str, ...], float] = {}
-
-    def observe(self, seconds: float, *label_values: str) -> None:
-        """Add one duration for these label values (one per label)."""
-        counts = self._counts.setdefault(label_values, [0] * (len(self.buckets) + 1))
-        counts[bisect.bisect_left(self.buckets, seconds)] += 1
-        self._totals[label_values] = self._totals.get(label_values, 0.0) + seconds
-
-    def rows(self) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], float]]:
-        """Label values, sorted, with the observations up to each bound, and their sum in seconds.
-
-        The last number of observations counts all.
-        """
-        for labels, counts in sorted(self._counts.items()):
-            yield labels, tuple(itertools.accumulate(counts)), self._totals[labels]

@@ -23,6 +23,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server, Stream
+from prometheus_client import Histogram
 from typing_extensions import override
 
 from agent.errors import (
@@ -37,7 +38,7 @@ from agent.errors import (
     cap,
 )
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Durations, IdleWaiter, Lag, Tally, loop_time
+from agent.kit.timing import IdleWaiter, Lag, Tally, loop_time
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
 from agent.wire import v1beta1 as pluginapi
@@ -53,12 +54,8 @@ MODE = 0o600
 def bind(directory: Path, resource: str, chance: random.Random) -> tuple[Path, socket.socket]:
     """Bind a private socket with a new name in `directory`; it does not listen yet.
 
-    If the name is taken, the next try has another one.
-
-    Raises:
-        DirectoryLost: the directory is read-only.
-        PermissionFault: the agent may not write the directory, or others may.
-        KubeletError: the directory is missing, or binding failed otherwise.
+    Raises DirectoryLost (it is read-only), PermissionFault (the agent may not write there, or
+    others may), KubeletError.
     """
     path = directory / f"hami-{_tail(resource)}-{chance.getrandbits(32):08x}.sock"
     check_directory(directory)
@@ -72,22 +69,17 @@ def bind(directory: Path, resource: str, chance: random.Random) -> tuple[Path, s
         if error.errno == errno.EROFS:
             # A sandbox that mounts the directory for writing loses the mount when the directory is
             # removed. A new one in its place is read-only to this process for ever.
-            text = f"{directory} is read-only to this process: restart the agent"
-            raise DirectoryLost(text) from error
+            raise DirectoryLost(f"{directory} is read-only: restart the agent") from error
         if isinstance(error, PermissionError):
-            text = f"{directory} may not be written: run the agent as root"
-            raise PermissionFault(text) from error
+            raise PermissionFault(f"{directory} may not be written: run as root") from error
         raise KubeletError(f"{path} cannot be bound: {error.strerror or error}") from error
     return path, sock
 
 
 def check_directory(directory: Path) -> None:
-    """Check that no other user can replace sockets in the kubelet's directory.
+    """Raise PermissionFault if another user can replace sockets in the kubelet's directory.
 
     The kubelet creates it with owner root and mode 0750. A missing directory passes.
-
-    Raises:
-        PermissionFault: others may write there.
     """
     with contextlib.suppress(OSError):  # binding raises the reason
         status = directory.stat()
@@ -95,10 +87,8 @@ def check_directory(directory: Path) -> None:
         if status.st_uid not in {0, os.geteuid()}:
             fault = f"belongs to uid {status.st_uid}"
         if fault:
-            raise PermissionFault(
-                f"{directory} {fault}, so others could put sockets there: give it to root, with"
-                " mode 0750 [P-KUBELET]"
-            )
+            text = f"{directory} {fault}: give it to root, with mode 0750 [P-KUBELET]"
+            raise PermissionFault(text)
 
 
 def _tail(resource: str) -> str:
@@ -109,8 +99,8 @@ def _tail(resource: str) -> str:
 def sweep(directory: Path, resource: str) -> None:
     """Delete the dead sockets of the agent's earlier servers.
 
-    Live sockets and those of other plugins stay. No name is used twice: the kubelet may still have
-    a record of an earlier one, and a server that stops late would delete its successor's file.
+    No name is used twice: the kubelet may still have a record of an earlier one, and a server that
+    stops late would delete its successor's file.
     """
     for path in directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock"):
         if listens(path) is False:
@@ -142,19 +132,15 @@ _TEXTS_1, _TEXTS_2, _NUMBER_3 = 0x0A, 0x12, 0x18
 def encode_list(listed: SliceList) -> bytes:
     """Encode a list, as bytes(ListAndWatchResponse) would, which takes 17 µs for each slice.
 
-    Raises:
-        SettingsError: with all slices unhealthy, the list would be longer than the kubelet accepts;
-            the text says how many slices fit.
+    Raises SettingsError: with all slices unhealthy, it would be longer than the kubelet accepts.
     """
     encoded = [_encode_group(group) for group in listed.groups]
     size = sum(worst for _, worst in encoded)
     if size > LIST_BYTES:
         count = sum(len(group.ids) for group in listed.groups)
         raise SettingsError(
-            f"{count} slices on {len(listed.groups)} GPUs make a list of {size} bytes when all are"
-            f" unhealthy ({size // count} bytes a slice), more than the {LIST_BYTES} bytes that are"
-            f" safe with the kubelet's limit of 4 MiB: lower the split count so that at most"
-            f" {LIST_BYTES * count // size} slices are listed"
+            f"{count} slices make a list of {size} bytes, more than the {LIST_BYTES} that are safe"
+            f" at the kubelet: lower the split count to {LIST_BYTES * count // size} slices in all"
         )
     return b"".join(entries for entries, _ in encoded)
 
@@ -163,8 +149,7 @@ def encode_list(listed: SliceList) -> bytes:
 def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
     """The entries of one GPU's slices, and how many bytes they are when unhealthy.
 
-    Each stream encodes the list, and an XID changes one GPU of it. 200 slices take 15 µs, and 0.3
-    ms if each is encoded by itself.
+    An XID changes one GPU. 200 slices take 15 µs, and 0.3 ms if each is encoded by itself.
     """
     # An unknown NUMA node is omitted: the kubelet never places a container on node -1.
     numa = -1 if group.numa is None else group.numa
@@ -189,8 +174,8 @@ def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
 class PluginCodec(CodecBase):
     """The codec of the plugin's server. Lists are given to it as bytes, by encode_list().
 
-    Requests of admissions have a parser of their own: the generated one takes 2.5 µs for each id,
-    on the loop, and accepts a text that is cut short. A property test compares it with Google's.
+    Requests of admissions have a parser of their own: the generated one takes 2.5 µs for each id
+    and accepts a text that is cut short. A property test compares it with Google's.
     """
 
     __content_subtype__ = "proto"
@@ -223,10 +208,7 @@ class PluginCodec(CodecBase):
 
 
 def _fields(data: bytes) -> Mapping[int, list[Any]]:
-    """The values in a message by tag, which is the number of a field and its encoding.
-
-    A field that is encoded in another way than the API says is unknown, and ignored.
-    """
+    """The values in a message by tag: the number of a field and its encoding."""
     fields: defaultdict[int, list[Any]] = defaultdict(list)
     at, end = 0, len(data)
     value: Any
@@ -267,30 +249,27 @@ RECEIVE_DEADLINE = 10.0
 """Seconds that a peer has to send its complete request."""
 
 PREFERENCE_FOLLOWED: Final = 0.5
-"""Seconds after a call of an admission in which the next one comes. It usually comes after 1 ms
-(the Allocate after GetPreferredAllocation) or 8 to 20 ms (the next container or pod)."""
+"""Seconds after a call of an admission in which the next one comes, usually after 1 to 20 ms."""
 
 TEXT_LIMIT = 4096
 """Characters of an error's text, which the kubelet copies into the pod's status."""
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-Fence = Callable[[tuple[SliceId, ...]], None]
+Ids = tuple[SliceId, ...]
+
+Fence = Callable[[Ids], None]
 """Raises a Refusal if the container that holds these slices must not start. Does not wait."""
 
 
 class SliceAllocator(Protocol):
     """The service that decides allocations."""
 
-    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+    async def allocate(self, ids: Ids) -> ContainerEdits:
         """Give these slices to the container being admitted. Raises AgentError."""
-        ...
 
-    async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-    ) -> tuple[SliceId, ...]:
+    async def prefer(self, available: Ids, must_include: Ids, size: int) -> Ids:
         """Choose the best `size` ids of `available`, soon and without an error."""
-        ...
 
 
 async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
@@ -311,7 +290,7 @@ async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any requ
 
 
 def grpc_error(error: AgentError) -> GRPCError:
-    """The gRPC error for an error. The pod's status shows code and text, so both are stable."""
+    """The gRPC error for an error. The pod's status shows code and text."""
     match error:
         case Refusal(gate=RefusalReason.EMPTY_REQUEST | RefusalReason.MALFORMED_REQUEST):
             status = Status.INVALID_ARGUMENT
@@ -324,7 +303,7 @@ def grpc_error(error: AgentError) -> GRPCError:
     return GRPCError(status, cap(str(error), TEXT_LIMIT))
 
 
-def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:
+def _ids(texts: Sequence[str]) -> Ids:
     return tuple(map(SliceId, texts))
 
 
@@ -376,8 +355,8 @@ def peer_uid(transport: asyncio.BaseTransport | None) -> int | None:
 class Peer(H2Protocol):
     """One connection, which is in `peers` while it is open.
 
-    Only root (the kubelet) and the agent's user (its self-check) may connect. The socket's mode
-    keeps others out; if one connects, the connection is closed before any byte is read or sent.
+    Only root (the kubelet) and the agent's user (its self-check) may connect. Another's connection
+    is closed before any byte is read or sent.
     """
 
     def __init__(self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]]) -> None:
@@ -418,23 +397,16 @@ class Incarnation(Server):
         return Peer(super()._protocol_factory(), self._peers)
 
     async def serve(self) -> None:
-        """Listen, and check by a call that the server answers.
-
-        Raises:
-            KubeletError: it cannot listen, or the call was not answered.
-        """
+        """Listen, and check by a call that the server answers. Raises KubeletError."""
         try:
             # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
             await self.start(sock=self._sock)
-            async with (
-                Lag().within(SELF_CHECK_DEADLINE),
-                UnixChannel(path=str(self._path)) as channel,
-            ):
+            channel = UnixChannel(path=str(self._path))
+            async with Lag().within(SELF_CHECK_DEADLINE), channel:
                 stub = pluginapi.DevicePluginStub(channel)
                 await stub.get_device_plugin_options(pluginapi.Empty())
         except (OSError, TimeoutError, GRPCError, StreamTerminatedError) as error:
-            text = f"{self._path} does not answer a call of its own server: {error!r}"
-            raise KubeletError(text) from error
+            raise KubeletError(f"{self._path} does not serve: {error!r}") from error
 
     async def stop(self) -> None:
         """Accept no more connections, let the peers leave, cut the others; delete the socket."""
@@ -466,15 +438,12 @@ async def _ended(end: Awaitable[object], deadline: float, overdue: str) -> None:
 class PluginServer:
     """The device plugin: it answers the kubelet's calls, on a new socket after each rebind().
 
-    The kubelet deletes every socket when it starts; then the registration calls rebind(). Every
-    call ends in an answer, or in a status with one sentence that has the refusal's id.
-
-    - `resource`: its name, which names the next socket. `served`: the one of the present socket,
-      whose base name is `endpoint` (empty while none serves).
+    - `resource` names the next socket, `served` the present one, whose base name is `endpoint`
+      (empty while none serves).
     - `allocator`: set before the registration.
     - `fence`: with it, the kubelet calls PreStartContainer before each start of a container.
-    - `streams`: the number of open list streams. `admissions`: the calls of admissions, for what
-      would disturb them: for each container GetPreferredAllocation, then Allocate.
+    - `streams`: the number of open list streams. `admissions`: the calls in progress for a
+      container: GetPreferredAllocation, then Allocate.
     """
 
     allocator: SliceAllocator
@@ -507,14 +476,22 @@ class PluginServer:
             "Calls of the kubelet by gRPC code of the answer.",
             ("method", "code"),
         )
-        self.durations = Durations(
-            "rpc_duration_seconds", "Seconds from request to answer.", ("method", "code"), BUCKETS
+        self.durations = Histogram(
+            "rpc_duration_seconds",
+            "Seconds from request to answer.",
+            ("method", "code"),
+            namespace="hami_agent",
+            buckets=BUCKETS,
+            registry=None,
         )
 
     async def run(self) -> None:
-        """Allow serving until cancelled; then stop the server."""
+        """Allow serving until cancelled; then stop the server.
+
+        Raises DirectoryLost: only a new process may be able to bind a socket.
+        """
         try:
-            await asyncio.Event().wait()
+            raise DirectoryLost(await self._lost.until(bool))
         finally:
             # In a task of its own: in one that is being cancelled, Python before 3.11.3 ends each
             # asyncio.timeout by a cancellation, and the calls under way would be cut off.
@@ -524,11 +501,8 @@ class PluginServer:
         """Stop the present server, if any, and serve on a new socket, which answers on return.
 
         The old server stops completely first: up to and including kubelet 1.36, the end of an old
-        stream removes the newest registration of its resource. One call at a time.
-
-        Raises:
-            DirectoryLost, PermissionFault, KubeletError: the socket cannot be bound, or does not
-                answer. Then no server runs.
+        stream removes the newest registration of its resource. One call at a time. If it raises
+        DirectoryLost, PermissionFault or KubeletError, no server runs.
         """
         await asyncio.shield(self._retire())  # a caller that is cancelled cuts off no open call
         async with self._turn:
@@ -548,10 +522,6 @@ class PluginServer:
                 undo.pop_all()
             self._current, self.endpoint = server, path.name
             log.info("plugin.serving", endpoint=self.endpoint, resource=resource)
-
-    async def until_lost(self) -> None:
-        """Wait until only a new process may be able to bind a socket. Raises DirectoryLost."""
-        raise DirectoryLost(await self._lost.until(bool))
 
     async def _retire(self) -> None:
         """Finish admissions, end the list streams, and stop the present server.
@@ -624,7 +594,7 @@ class PluginServer:
         finally:
             self.calls.add(method, status.name)
             if method != "list":  # a stream lasts as long as the kubelet
-                self.durations.observe(loop_time() - started, method, status.name)
+                self.durations.labels(method, status.name).observe(loop_time() - started)
 
     async def get_device_plugin_options(self, _: pluginapi.Empty) -> pluginapi.DevicePluginOptions:
         """Return the options, which never change: preferences, and starts if there is a fence."""
@@ -673,21 +643,15 @@ class PluginServer:
         return pluginapi.PreferredAllocationResponse(answers)
 
     async def allocate(self, message: pluginapi.AllocateRequest) -> pluginapi.AllocateResponse:
-        """Return one answer for each container request, in order.
+        """Return one answer for each container request, in order. Raises AgentError.
 
-        Raises:
-            AgentError: the allocator's.
-            Refusal: the request is empty, or the server is stopping. A server of a former name is
-                stopping: a row would get the present name.
+        A server of a former name refuses: a row would get the present name.
         """
         requests = message.container_requests
         if not requests or not all(request.devices_ids for request in requests):
             raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
         if self._is_draining or self.served != self._resource.value:
-            sentence = (
-                "The GPU agent of this node is stopping, or its resource has another name now; "
-                "create the pod again, with the node's present resource name."
-            )
+            sentence = "The GPU agent stops, or its resource was renamed: create the pod again."
             raise Refusal(RefusalReason.STOPPING, sentence)
         answers = [
             container_response(await self.allocator.allocate(_ids(request.devices_ids)))
@@ -698,11 +662,7 @@ class PluginServer:
     async def pre_start_container(
         self, message: pluginapi.PreStartContainerRequest
     ) -> pluginapi.PreStartContainerResponse:
-        """Let the container start unless the fence refuses.
-
-        Raises:
-            Refusal: the fence's; the kubelet keeps the container waiting and calls again.
-        """
+        """Let the container start unless the fence raises a Refusal; the kubelet calls again."""
         if self._fence is not None:
             try:
                 self._fence(_ids(message.devices_ids))

@@ -29,25 +29,22 @@ log = structlog.get_logger(__name__)
 # state at once: the loop inspects it.
 
 POLL = 5.0
-"""Seconds after which the directory is watched anew: so long, nothing that inotify missed stays
-unseen."""
+"""Seconds after which the directory is watched anew: inotify may have missed something."""
 
 AGAIN = 0.2
-"""Seconds after which the directory is inspected again while inotify cannot watch it."""
+"""The same while inotify cannot watch it."""
 
 ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED | Mask.Q_OVERFLOW
-"""After these events, the directory at this path may be another one, or events are missing."""
+"""After these, the directory at this path may be another one, or events are missing."""
 
 WATCHED = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | ENDS | Mask.ONLYDIR
 
-EVERYTHING = ""
-
 
 class KubeletDirectory:
-    """Watches `directory`; `kubelet` is the name of the kubelet's own socket there.
+    """Watches `directory`, where the kubelet's own socket has the name `kubelet`.
 
-    Sole writer of `epoch`: the present kubelet instance; None: there is no kubelet socket. Each of
-    `listeners` is called with the name of each file that was created or removed; empty: any file.
+    Sole writer of `epoch`: the present kubelet instance; None: there is none. Each of `listeners`
+    is called with the name of each file that was created or removed; empty: any file.
     """
 
     def __init__(self, directory: Path, kubelet: str = "kubelet.sock") -> None:
@@ -77,10 +74,9 @@ class KubeletDirectory:
         return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        """Yield names that were created, removed or replaced. Never ends.
+        """Yield names that were created, removed or replaced, for ever; empty: any may have been.
 
-        The empty name means: any may have changed. It comes first, and after POLL seconds at most;
-        every AGAIN seconds while the directory is missing or inotify cannot be used.
+        The empty name comes first, and every POLL seconds, or AGAIN while nothing can be watched.
         """
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         with contextlib.ExitStack() as stack:
@@ -96,7 +92,7 @@ class KubeletDirectory:
                     due = loop.time() + until_tick(POLL)
                 except OSError:
                     due = loop.time() + AGAIN
-                yield EVERYTHING
+                yield ""
 
                 is_over = False
                 while not is_over and loop.time() < due:
@@ -140,12 +136,8 @@ SWEEP_LOOK = 0.5
 async def register_plugin(kubelet: Path, endpoint: str, resource: str, *, fenced: bool) -> None:
     """Register the socket named `endpoint` at the kubelet's socket. The caller sets the deadline.
 
-    The options are those of GetDevicePluginOptions; `fenced`: the kubelet shall call
-    PreStartContainer before each container start.
-
-    Raises:
-        RegistrationRefused: the kubelet refused; the text is the kubelet's.
-        KubeletError: the kubelet is not there, or the connection broke.
+    Raises RegistrationRefused, with the kubelet's text; KubeletError: it is not there, or the
+    connection broke.
     """
     options = DevicePluginOptions(
         pre_start_required=fenced, get_preferred_allocation_available=True
@@ -156,8 +148,6 @@ async def register_plugin(kubelet: Path, endpoint: str, resource: str, *, fenced
             await in_own_task(RegistrationStub(channel).register(request))
     except GRPCError as error:
         raise RegistrationRefused(cap(error.message or error.status.name)) from error
-    except ConnectionRefusedError as error:
-        raise KubeletError(f"{kubelet} refuses connections: no kubelet listens") from error
     except (OSError, StreamTerminatedError, ProtocolError) as error:
         reason = cap(getattr(error, "strerror", None) or str(error))
         raise KubeletError(f"the connection to {kubelet} broke: {reason}") from error
@@ -171,15 +161,12 @@ class RegistrationState(msgspec.Struct, frozen=True):
 
 
 class Registration:
-    """Registers the present name of `resource`.
+    """Registers the present name of `resource` by `register`, see register_plugin().
 
-    The kubelet never dials again by itself. A second Register beside an open stream costs a
-    connection and, up to and including 1.36, the registration. So the agent registers only while no
-    stream is open, and then waits for the stream. It registers again when the stream ends, when its
-    socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
-    socket is new. The stream does not show that another plugin registered: `renew` is for that.
-
-    `register` sends one Register for an endpoint and a resource: register_plugin().
+    The kubelet never dials again by itself. A second Register beside an open stream costs, up to
+    and including 1.36, the registration. So the agent registers only while no stream is open. It
+    registers again when the stream ends and when its socket file is gone (every kubelet removes all
+    sockets at its start). The stream does not show that another plugin registered: renew().
     """
 
     def __init__(
@@ -191,10 +178,9 @@ class Registration:
         chance: random.Random,
     ) -> None:
         self._resource = resource
-        self._serving = serving
+        self._serving, self._streams = serving, serving.streams
         self._directory = directory
         self._send = register
-        self._streams = serving.streams
         self._chance = chance
         self._backoff = Backoff(DELAYS, JITTER, chance)
         self._changes: Cell[int] = Cell(0)
@@ -202,7 +188,7 @@ class Registration:
         self._spent = ""
         """The endpoint that the kubelet must not be given again."""
         self._due = self._fresh_until = 0.0
-        """The loop times of the next attempt, and until when a new kubelet is tried quickly."""
+        """Loop times: of the next attempt, and until when a new kubelet is tried quickly."""
         self.state: Cell[RegistrationState] = Cell(RegistrationState())
         self.registrations = Tally(
             "registrations_total", "Register calls that the kubelet accepted."
@@ -214,16 +200,13 @@ class Registration:
         return self._streams.version if self._streams.value > 0 else None
 
     def renew(self) -> None:
-        """Serve on a new socket and register it although a stream is open.
-
-        Does nothing while no stream is open: then a registration is under way.
-        """
+        """Serve on a new socket and register it, if a stream is open: else that is under way."""
         if self._streams.value > 0:
             self._spent = self._serving.endpoint
             self._changes.set(self._changes.value + 1)
 
     def heard(self, name: str) -> None:
-        """Take note that a file was created or removed in the kubelet's directory; empty: any."""
+        """Note that a file was created or removed in the kubelet's directory; empty: any."""
         if name in {"", self._directory.kubelet, self._serving.endpoint}:
             self._changes.set(self._changes.value + 1)
 
@@ -263,9 +246,8 @@ class Registration:
     async def _register(self) -> None:
         """Send one Register and wait for its stream, unless that has come and gone already.
 
-        The call is cancelled if the agent's socket file goes: a kubelet that starts removes all
-        sockets just before it accepts calls. It would dial the removed socket for 10 s and fail
-        every admission meanwhile.
+        The call is cancelled if the agent's socket file goes, as at a kubelet's start: it would
+        dial the removed socket for 10 s and fail every admission meanwhile.
         """
         endpoint, before = self._serving.endpoint, self._streams.version
 
@@ -313,8 +295,7 @@ class Registration:
     async def _serve(self) -> None:
         """Wait until the stream or the socket is lost.
 
-        A new kubelet socket alone is no reason to register: it was only touched, because a kubelet
-        that starts removes the agent's socket.
+        A new kubelet socket alone is no reason: a kubelet that starts removes the agent's socket.
         """
         since = loop_time()
         text = "registered, the kubelet takes our lists"
@@ -323,7 +304,6 @@ class Registration:
             await self._wait(until_tick(LOOK_AGAIN))
 
         if loop_time() - since >= STABLE_AFTER:
-            # It served for a while: this is a new loss, and no reason to wait longer than before.
             self._backoff.reset()
         lost = "the kubelet's stream ended" if self._is_bound() else "it needs a new socket"
         self._retry("registration.lost", f"{lost}, registering again")
@@ -354,22 +334,18 @@ def _text(error: Exception) -> str:
 NVIDIA = "nvidia.com"
 
 SETTLE = 0.5
-"""Seconds from a change of its socket file to the check: a plugin binds before it listens, and the
-agent's stream may end with it."""
+"""Seconds from a change of its socket file to the check: a plugin binds before it listens."""
 
 
 class Rivals:
     """Watches the socket of HAMi's or NVIDIA's plugin for a resource; both give it the same name.
 
-    The name omits the resource's domain. So it counts only for resources in NVIDIA's domain: for
-    others, the socket may as well be the GPU Operator's for nvidia.com.
+    The name omits the resource's domain, so it counts only for NVIDIA's own.
     Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin.
 
-    Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither:
-    the agent's stream stays open. When the other plugin ends, the kubelet stops the resource
-    although the agent serves it. So the agent registers again when the other socket is gone and its
-    own stream did not end. A kubelet that starts removes all sockets; then the agent registers
-    anyway. `say` posts an Event about the Node.
+    Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither.
+    When that one ends, the kubelet stops the resource although the agent's stream is open. So the
+    agent registers again when the other socket is gone and its own stream did not end.
     """
 
     def __init__(
@@ -401,7 +377,7 @@ class Rivals:
         return listens(self._directory / self.name) if self.name else None
 
     def heard(self, name: str) -> None:
-        """Take note that a file was created or removed in the socket's directory."""
+        """Note that a file was created or removed in the socket's directory."""
         if name and name == self.name:
             self._news.set()
 
@@ -421,9 +397,8 @@ class Rivals:
                 resource, path = self._resource.value, self.path
                 log.warning("registration.rival", resource=resource, path=path)
                 text = (
-                    f"Another device plugin serves {resource} at {path}, so the kubelet"
-                    " may ask it instead of this agent. Remove it from the node (HAMi's is the"
-                    " DaemonSet hami-device-plugin). The agent registers again when it is gone."
+                    f"Another device plugin serves {resource} at {path}: the kubelet may ask it."
+                    " Remove it (HAMi's is the DaemonSet hami-device-plugin)."
                 )
                 self._say(NodeEvent("PluginConflict", text, warning=True))
             elif not now and was_here and is_same:

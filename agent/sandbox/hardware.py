@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from agent.errors import AgentError, PermissionFault, SettingsError, cap
-from agent.health.xids import FELL_OFF_THE_BUS, XidClass, xid_class
+from agent.health.judge import FELL_OFF_THE_BUS, XidClass, xid_class
 from agent.model import (
     DriverEvent,
     EventKind,

@@ -16,7 +16,7 @@ from agent.allocate.plain import PlainSettings
 from agent.cluster import Requirement, parse_selector
 from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.annotations import ReportSettings
-from agent.health.xids import HealthSettings
+from agent.health.judge import HealthSettings
 from agent.ledger import EditSettings
 from agent.model import MIG_MODE, HamiNames, ReaderPolicy, SharingSettings
 from agent.setting import (

@@ -1,8 +1,4 @@
-"""The metrics page, which renders values in memory on request: the agent's own series.
-
-In the order of the page: the agent itself, GPUs, what containers were promised and use, HAMi's
-series (`hami`), and the counts and durations of the services.
-"""
+"""The metrics page, rendered from values in memory: the agent's own series and HAMi's."""
 
 import dataclasses
 import itertools
@@ -15,19 +11,21 @@ from aiohttp import web
 from msgspec.structs import astuple
 from prometheus_client import (
     CollectorRegistry,
+    Histogram,
     Metric,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from agent.allocate.room import promised, takes_room
 from agent.cluster import CORE_POLICY_ENV
 from agent.hami.region import RegionState
-from agent.kit.timing import Durations, Tally
+from agent.kit.timing import Tally
 from agent.ledger import Holder, Row, gaps
 from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels
@@ -44,7 +42,6 @@ KEPT: Final = 0.25
 80 containers, so many requests at once would delay the kubelet."""
 
 CONTAINER: Final = ("namespace", "pod", "container")
-
 SHARE: Final = ("gpu", *CONTAINER)
 """Labels of a container, and of one of its GPUs."""
 
@@ -57,19 +54,15 @@ UNKNOWN: Final = "unknown"
 Gauge: TypeAlias = tuple[str, str, Callable[[], float]]
 """The name of a number without the agent's prefix, its text, and what returns it."""
 
-Services: TypeAlias = tuple[Sequence[Tally], Sequence[Durations], Sequence[Gauge]]
+Services: TypeAlias = tuple[Sequence[Tally], Sequence[Histogram], Sequence[Gauge]]
 """The counts, durations and numbers of the services, each name once."""
 
-
 _Labels: TypeAlias = tuple[str, ...]
-
 _Named: TypeAlias = Mapping[GpuUuid, str]
 """The label of each GPU."""
 
 _Measured: TypeAlias = Iterator[tuple[_Labels, Mapping[str, float | None]]]
-"""The values of the labels, and the number of each thing that is measured there. None: it is not
-known, so it has no series."""
-
+"""The values of the labels, and each number that is measured there; None: it is not known."""
 
 _Sums: TypeAlias = Mapping[str, Mapping[_Labels, float]]
 
@@ -92,7 +85,6 @@ def _family(name: str, text: str, labels: _Labels, sums: Mapping[_Labels, float]
     family = kind(name, text, labels=labels)
     for values, number in sums.items():
         family.add_metric(values, number)
-
     return family
 
 
@@ -181,8 +173,7 @@ def _of_node(facts: StatusFacts, labels: _Named, counted: Collection[str]) -> _M
 
     for shared in facts.inventory.gpus:
         gpu, numa = shared.gpu, "" if shared.gpu.numa is None else str(shared.gpu.numa)
-        named = (labels[gpu.uuid], gpu.uuid, gpu.name, gpu.pci, numa, shared.mode)
-        yield named, {"gpu_info": 1}
+        yield (labels[gpu.uuid], gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), {"gpu_info": 1}
 
     # A row or a count may name a GPU that left the inventory: it has no other label.
     for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
@@ -206,16 +197,18 @@ def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
 
         # Of a GPU without a sample, nothing is known.
         sample = newest or GpuSample(gpu.uuid)
-        numbers = {
-            "gpu_health_since_timestamp_seconds": now.since.timestamp(),
-            "slices_allocated": len(held.get(gpu.uuid, ())),
-            "memory_allocated_bytes": promised(facts.ledger, facts.pods, gpu).memory_mib * MIB,
-            "memory_allocatable_bytes": gpu.registered_mib * MIB,
-            "gpu_utilization_ratio": _divided(sample.gpu_percent, 100),
-            "gpu_memory_utilization_ratio": _divided(sample.memory_percent, 100),
-            "gpu_memory_used_bytes": _divided(sample.used_mib, 1 / MIB),
-        }
-        yield (name,), numbers
+        yield (
+            (name,),
+            {
+                "gpu_health_since_timestamp_seconds": now.since.timestamp(),
+                "slices_allocated": len(held.get(gpu.uuid, ())),
+                "memory_allocated_bytes": promised(facts.ledger, facts.pods, gpu).memory_mib * MIB,
+                "memory_allocatable_bytes": gpu.registered_mib * MIB,
+                "gpu_utilization_ratio": _divided(sample.gpu_percent, 100),
+                "gpu_memory_utilization_ratio": _divided(sample.memory_percent, 100),
+                "gpu_memory_used_bytes": _divided(sample.used_mib, 1 / MIB),
+            },
+        )
         if gpu.gpu.index == NO_INDEX:
             continue
 
@@ -223,14 +216,16 @@ def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
         of = (facts.about.name, index, gpu.uuid[:UUID_LENGTH], model)
         # As HAMi's monitor counts: with what the driver reserves.
         used = None if sample.used_mib is None else sample.used_mib + sample.reserved_mib
-        of_hami = {
-            "gpu_used": _divided(used, 1 / MIB),
-            "gpu_busy": sample.gpu_percent,
-            "gpu_memory_busy": sample.memory_percent,
-            "gpu_celsius": sample.celsius,
-            "gpu_watts": _divided(sample.milliwatts, 1000),
-        }
-        yield (*of, ZONE), of_hami
+        yield (
+            (*of, ZONE),
+            {
+                "gpu_used": _divided(used, 1 / MIB),
+                "gpu_busy": sample.gpu_percent,
+                "gpu_memory_busy": sample.memory_percent,
+                "gpu_celsius": sample.celsius,
+                "gpu_watts": _divided(sample.milliwatts, 1000),
+            },
+        )
         yield (*of, "corrected", ZONE), {"gpu_ecc": sample.ecc_corrected}
         yield (*of, "uncorrected", ZONE), {"gpu_ecc": sample.ecc_uncorrected}
 
@@ -241,11 +236,13 @@ def _of_rows(facts: StatusFacts, labels: _Named, rows: Iterable[tuple[Holder, Ro
     for holder, row in rows:
         for share in row.limits:
             mib = share.memory_mib or whole.get(share.uuid, 0)
-            numbers = {
-                "container_memory_allocated_bytes": mib * MIB,
-                "container_cores_allocated_ratio": share.core_percent / 100,
-            }
-            yield (labels.get(share.uuid, share.uuid), *astuple(holder)), numbers
+            yield (
+                (labels.get(share.uuid, share.uuid), *astuple(holder)),
+                {
+                    "container_memory_allocated_bytes": mib * MIB,
+                    "container_cores_allocated_ratio": share.core_percent / 100,
+                },
+            )
 
         for uuid in row.gpus:
             yield (labels.get(uuid, uuid), *astuple(holder)), {"container_slices_allocated": 1}
@@ -261,8 +258,7 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
             given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
             keeper = "none" if pod and pod.unkept(holder.container) else "hami-core"
             policy = given.lower() if given in APPLIED else "default"
-            kept = (*name, keeper if pod else "unknown", policy)
-            yield kept, {"container_limits_info": 1}
+            yield (*name, keeper if pod else UNKNOWN, policy), {"container_limits_info": 1}
 
         if use is None:
             continue
@@ -272,29 +268,29 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
         yield name, {"container_idle_seconds": idle}
 
         for index, gpu in enumerate(use.gpus):
-            memory = gpu.memory
-            numbers = {
-                "container_memory_used_bytes": memory.total,
-                "container_utilization_ratio": min(gpu.sm_percent, 100) / 100,
-            }
-            yield (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *name), numbers
+            memory, label = gpu.memory, labels.get(GpuUuid(gpu.uuid), gpu.uuid)
+            yield (label, *name), {"container_memory_used_bytes": memory.total}
+            busy = min(gpu.sm_percent, 100) / 100
+            yield (label, *name), {"container_utilization_ratio": busy}
 
-            of_hami = {
-                "used": memory.total,
-                "limit": gpu.memory_limit,
-                "busy": gpu.sm_percent,
-                "idle": None if idle is None else int(idle),
-                "context": memory.context,
-                "module": memory.module,
-                "buffer": memory.buffer,
-            }
             of = (*name, str(index), gpu.uuid[:UUID_LENGTH])
-            yield (*of, ZONE), of_hami
+            yield (
+                (*of, ZONE),
+                {
+                    "used": memory.total,
+                    "limit": gpu.memory_limit,
+                    "busy": gpu.sm_percent,
+                    "idle": None if idle is None else int(idle),
+                    "context": memory.context,
+                    "module": memory.module,
+                    "buffer": memory.buffer,
+                },
+            )
 
             # Sizes that HAMi has as label values; the last is what the others leave of the total.
-            known = memory.context, memory.module, memory.buffer
-            sizes = (*known, (memory.total - sum(known)) % WHOLE)
-            yield (*of, *map(str, sizes), ZONE), {"parts": memory.total}
+            sizes = memory.context, memory.module, memory.buffer
+            parts = map(str, (*sizes, (memory.total - sum(sizes)) % WHOLE))
+            yield (*of, *parts, ZONE), {"parts": memory.total}
 
 
 # The series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
@@ -377,8 +373,7 @@ def _of_hami(names: HamiNames, version: str, sums: _Sums) -> Iterator[Metric]:
 class AgentCollector(Collector):
     """The agent's own series, made for every scrape of what `facts` returns then.
 
-    `names_pods`: what each container was promised and uses has series. `hami`: by which names
-    HAMi's series are served, too.
+    `names_pods`: containers have series. `hami`: by which names HAMi's series are served, too.
     """
 
     facts: Callable[[], StatusFacts]
@@ -437,20 +432,15 @@ class AgentCollector(Collector):
 
             yield counter
 
-        for one in durations:
-            histogram = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
-            bounds = [*map(str, one.buckets), "+Inf"]
-            for of, cumulative, total in one.rows():
-                buckets = list(zip(bounds, cumulative, strict=True))
-                histogram.add_metric(of, buckets, sum_value=total)
-
-            yield histogram
+        for histogram in durations:
+            yield from histogram.collect()
 
 
 def metrics_page(collector: Collector) -> Page:
     """`/metrics`, in Prometheus' text format 0.0.4, rendered at most once in KEPT seconds."""
     registry = CollectorRegistry()
     registry.register(collector)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # no time of creation
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     body = Reused(partial(generate_latest, registry), KEPT)

@@ -1,17 +1,15 @@
 """The page at `/`: the tables and sentences of `status` as one HTML document. Pure.
 
-Everything can be read without a script. The script (`page.js`) asks for the page again every 2 s;
-its ETag says whether something changed. Only the parts that differ are replaced.
-
-Style and script are inside the document, and the policy names their hashes: one request shows the
-page, and nothing else may load or run in it. Its size is bounded by the number of rows and by the
-length of each text; where some are left out, the page says how many there are and where all are.
+Everything can be read without a script. The script (`page.js`) asks for the page again every 2 s,
+by its ETag. Style and script are inside the document, and the policy names their hashes. Its size
+is bounded; where rows are left out, the page says where all are.
 """
 
 import base64
 import datetime as dt
 import hashlib
 import html
+import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Final
@@ -31,6 +29,10 @@ ENTRIES: Final = 30
 
 LONGEST: Final = 300
 """Characters of one text. A longer one is cut."""
+
+
+ID: Final = re.compile(r"\b(?:HA|H|P)-[A-Z0-9]+\b")
+"""An id of the runbook, of a refusal, a GPU's fault or a line of `doctor`."""
 
 
 class Html(str):
@@ -73,6 +75,11 @@ def text(foreign: str) -> Html:
 
     is_plain = len(foreign) <= LONGEST and foreign.isprintable()  # nearly all are
     return Html(html.escape(foreign if is_plain else cap(foreign, LONGEST)))
+
+
+def linked(sentence: str) -> Html:
+    """The sentence, in which each id is a link to its text of the runbook."""
+    return Html(ID.sub(r'<a href="runbook/\g<0>">\g<0></a>', text(sentence)))
 
 
 def join(parts: Iterable[str]) -> Html:
@@ -129,7 +136,7 @@ def _table(columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[str]]])
 
 def _list(told: Iterable[view.Notice]) -> Html:
     """A list of sentences with their grades; empty if there is none."""
-    items = [fill('<li class="{}">{}</li>', grade, said) for said, grade in told]
+    items = [fill('<li class="{}">{}</li>', grade, linked(said)) for said, grade in told]
     entries = fill("<ul>{}</ul>{}", join(items[:ENTRIES]), _more(ENTRIES, len(items)))
     return entries if items else Html()
 

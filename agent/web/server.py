@@ -28,8 +28,9 @@ from agent.errors import PermissionFault, cap, host_port
 from agent.kit.tasks import Allowance
 from agent.model import ReaderPolicy
 from agent.node import STANDBY, Check, degraded, is_ready
-from agent.status import GpuStatus, StatusFacts, envelope, open_envelope, status_of
+from agent.status import StatusFacts, envelope, status_of
 from agent.web.page import HTML, POLICY, page_html
+from agent.web.runbook import runbook_text
 
 log = structlog.get_logger(__name__)
 
@@ -104,8 +105,7 @@ def plain(status: int, text: str, **headers: str) -> web.Response:
 
 def tell(allowance: Allowance, say: Callable[..., object], event: str, **fields: object) -> None:
     """Log a line, if the last one of its kind is old enough: callers could cause a flood."""
-    left_out = allowance.admit()
-    if left_out is not None:
+    if (left_out := allowance.admit()) is not None:
         say(event, **fields, more=left_out)
 
 
@@ -113,8 +113,7 @@ class Reused(Generic[T]):
     """What `make` returns, for `kept` seconds: so many readers cost the loop no more than one."""
 
     def __init__(self, make: Callable[[], T], kept: float) -> None:
-        self._make = make
-        self._kept = kept
+        self._make, self._kept = make, kept
         self._until = float("-inf")
         self._made: T
 
@@ -122,8 +121,7 @@ class Reused(Generic[T]):
         """The newest value, or one of the last `kept` seconds."""
         now = asyncio.get_running_loop().time()
         if self._until <= now:
-            self._made = self._make()
-            self._until = now + self._kept
+            self._made, self._until = self._make(), now + self._kept
 
         return self._made
 
@@ -142,21 +140,9 @@ def _document(kind: str, read: Callable[[StatusFacts], object], facts: StatusFac
     return envelope(kind, msgspec.Raw(data), facts.now), data
 
 
-def _part(name: str, facts: StatusFacts) -> _Rendered:
-    return _document(name.title(), lambda each: getattr(status_of(each), name), facts)
-
-
-GPUS: Final = "/api/v1/gpus"
-"""All GPUs; the page below it with the name of one is its."""
-
-_READ: Final[Mapping[str, Callable[[StatusFacts], _Rendered]]] = {
+READ: Final[Mapping[str, Callable[[StatusFacts], _Rendered]]] = {
     "/": _page,
     "/api/v1/status": partial(_document, "Status", status_of),
-    "/api/v1/node": partial(_part, "node"),
-    GPUS: partial(_part, "gpus"),
-    "/api/v1/allocations": partial(_part, "allocations"),
-    "/api/v1/refusals": partial(_part, "refusals"),
-    "/api/v1/changes": partial(_part, "changes"),
     "/api/v1/settings": partial(_document, "Settings", lambda facts: facts.settings()),
 }
 """What names pods, by its path."""
@@ -175,16 +161,6 @@ def reading_pages(
             return refused
 
         body, data = rendered.value()
-        if request.path.startswith(f"{GPUS}/"):
-            name = request.path.removeprefix(f"{GPUS}/")
-            gpus, at = open_envelope(body, "Gpus", tuple[GpuStatus, ...])
-            found = next((gpu for gpu in gpus if name in {gpu.name, gpu.uuid}), None)
-            if found is None:
-                return plain(404, f"No GPU of this node is named {cap(name, 64)}.")
-
-            data = msgspec.json.encode(found)
-            body = envelope("Gpu", msgspec.Raw(data), at)
-
         headers = {"ETag": f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'}
         # The header may list several ETags, and a weak one is as good here.
         if headers["ETag"] in request.headers.get("If-None-Match", ""):
@@ -198,7 +174,19 @@ def reading_pages(
     def reused(render: Callable[[StatusFacts], _Rendered]) -> Reused[_Rendered]:
         return Reused(lambda: render(facts()), KEPT)
 
-    return {path: partial(answer, reused(render)) for path, render in _READ.items()}
+    return {path: partial(answer, reused(render)) for path, render in READ.items()}
+
+
+RUNBOOK: Final = "/runbook/"
+"""Before the id of an entry."""
+
+
+def runbook_page(request: web.BaseRequest) -> web.Response:
+    """Answer `/runbook/ID` with the text that `hami-agent runbook ID` prints."""
+    try:
+        return web.Response(text=runbook_text(request.path.removeprefix(RUNBOOK)))
+    except LookupError as error:
+        return plain(404, error.args[0])
 
 
 def stands_by(_request: web.BaseRequest) -> web.Response:
@@ -219,19 +207,16 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
         return None
 
     is_near = False
-    with contextlib.suppress(ValueError):  # the connection is gone, so it has no address
+    with contextlib.suppress(ValueError):  # a connection that is gone has no address
         address = ipaddress.ip_address((peer or [""])[0].partition("%")[0])
         # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
         is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
     if not is_near:
-        return plain(
-            403,
-            f"{request.path} is served to this host only, because it names pods. Use "
-            "`kubectl port-forward` to the agent's pod, an SSH tunnel, or `hami-agent status` "
-            "on the node. With `web.readers: all`, everybody who reaches this port may read: "
-            "then bind web.address to a protected network, or use a NetworkPolicy.",
-        )
+        text = "This page names pods, so only this host may read it: use `kubectl port-forward` to "
+        text += "the agent's pod, or `hami-agent status`. With `web.readers: all`, everybody may "
+        text += "who reaches this port: protect it with web.address or a NetworkPolicy."
+        return plain(403, text)
 
     host = request.headers.get("Host", "")
     name, _, port = host.rpartition(":")
@@ -245,8 +230,7 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
 def livez(request: web.BaseRequest) -> web.Response:
     """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
 
-    It checks only what a restart can repair: no driver and no API server. Standing tasks are not
-    checked: if one ends, the process ends.
+    A restart repairs no driver and no API server, and if a standing task ends, the process does.
     """
     return readyz(lambda: (Check("loop", ok=True),), request)
 
@@ -267,21 +251,14 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
     status, verdict = (200, "passed") if is_ready(found) else (503, "failed")
     is_long, lines = status == 503 or "verbose" in request.query, []
     for check in found if is_long else degraded(found):
-        sign, word = ("-", "failed") if check.required else ("!", "degraded")
-        reason = cap(check.text, REASON_LIMIT) or "no reason given"
-        said = f"[{sign}]{check.name} {word}: {reason}"
+        word = "[-]{} failed: {}" if check.required else "[!]{} degraded: {}"
+        said = word.format(check.name, cap(check.text, REASON_LIMIT) or "no reason given")
         lines.append(f"[+]{check.name} ok" if check.ok else said)
 
-    name = request.path.removeprefix("/")
-    lines = [*lines, f"{name} check {verdict}"] if is_long else ["ok", *lines]
+    last = f"{request.path.removeprefix('/')} check {verdict}"
+    lines = [*lines, last] if is_long else ["ok", *lines]
     ending = "\n" if len(lines) > 1 else ""  # `ok` alone is as Kubernetes writes it
     return web.Response(status=status, text="\n".join(lines) + ending)
-
-
-def as_json(document: Mapping[str, str]) -> Page:
-    """A page that is always this document."""
-    body = msgspec.json.encode(document)
-    return lambda _request: web.Response(body=body, content_type=JSON)
 
 
 # The listeners, and the connections of each.
@@ -395,9 +372,7 @@ class ConnectionGate(web.Server):
 
     When it is full, a new connection replaces the oldest one without a request, else the oldest
     one. If an address has more than SHARE, only connections of the address with the most are
-    candidates. So no client can keep out the kubelet, which sends its request as soon as it is
-    connected, and no client is refused because of its address. Each listener has a gate of its own:
-    a flood on one does not affect the other.
+    candidates. So no client can keep out the kubelet, which sends its request at once.
     """
 
     def __init__(self, pages: Mapping[str, Page], actions: Act | None = None) -> None:
@@ -440,35 +415,29 @@ class ConnectionGate(web.Server):
             held = collections.Counter(guest.source for guest in self._guests.values())
             held[source] += 1  # an address that has the most already gives way to itself
             greediest, most = held.most_common(1)[0]
-            candidates = [
-                other
-                for other, guest in self._guests.items()
-                if most <= SHARE or guest.source == greediest
-            ]
+            of_any = most <= SHARE
+            guests = [(one, at) for at, one in self._guests.items()]
+            candidates = [pair for pair in guests if of_any or pair[0].source == greediest]
             # The first of the least: the oldest one without a request, else the oldest.
-            closed = self._close(min(candidates, key=lambda other: self._guests[other].is_heard))
+            closed = self._close(min(candidates, key=lambda pair: pair[0].is_heard)[1])
             tell(self._full, log.warning, "web.full", connections=CONNECTIONS, peer=closed.source)
 
-        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._close, handler)
-        self._guests[handler] = _Guest(transport, source, timer)
+        self._guests[handler] = _Guest(transport, source, self._timer(HEAD_TIMEOUT, handler))
 
     @override
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
-        guest = self._guests.pop(handler, None)
-        if guest is not None:
+        if guest := self._guests.pop(handler, None):
             guest.timer.cancel()
         super().connection_lost(handler, exc)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         """Answer the only request of a connection; whatever fails, the client gets a sentence."""
-        guest = self._guests.get(request.protocol)
-        if guest is not None:  # now the deadline for reading the answer runs
+        if guest := self._guests.get(request.protocol):  # now it has time to read the answer
             guest.is_heard = True
             guest.timer.cancel()
-            loop = asyncio.get_running_loop()
-            guest.timer = loop.call_later(ANSWER_TIMEOUT, self._close, request.protocol)
+            guest.timer = self._timer(ANSWER_TIMEOUT, request.protocol)
 
         try:
             return _ours(await self._respond(request))
@@ -485,7 +454,7 @@ class ConnectionGate(web.Server):
         if self._actions is not None and request.method == "POST":
             return await self._actions(request)
 
-        path = GPUS if request.path.startswith(f"{GPUS}/") else request.path
+        path = RUNBOOK if request.path.startswith(RUNBOOK) else request.path
         if path not in self._pages:
             return plain(404, f"No such page. Pages: {' '.join(self._pages)}")
 
@@ -493,6 +462,9 @@ class ConnectionGate(web.Server):
             return plain(405, "Only GET and HEAD are answered.", Allow="GET, HEAD")
 
         return self._pages[path](request)
+
+    def _timer(self, seconds: float, handler: web.RequestHandler) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, self._close, handler)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
         guest = self._guests.pop(handler)
@@ -520,7 +492,6 @@ class _Connection(web.RequestHandler):
         """Pass the bytes on, up to the limit."""
         if self._received > RECEIVE_LIMIT:
             return
-
         self._received += len(data)
         super().data_received(data)
 

@@ -2,20 +2,17 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
 
 from agent.cli import doctor
 from agent.cli.doctor import Finding, NodeSeen
-from agent.ledger import Holding
 from agent.model import GpuFault, Scan, Trouble
 from agent.node import Check
 from agent.sandbox.hardware import described
@@ -23,9 +20,8 @@ from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import Settings
-from agent.status import AllocationStatus, NodeStatus, StatusDocument
-from agent.witness import PodResourcesWitness
-from tests.builders import NOON, a_gpu
+from agent.status import NodeStatus, StatusDocument
+from tests.builders import a_gpu
 from tests.fakes.http import a_session
 
 pytestmark = [
@@ -34,7 +30,6 @@ pytestmark = [
     pytest.mark.usefixtures("forgetful"),
 ]
 
-RESOURCE = "nvidia.com/gpu"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -174,33 +169,6 @@ async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     assert (["wrong"], ["ok"], set()) == (of(there, "P-PLUGIN"), of(left, "P-PLUGIN"), wrong(left))
 
 
-async def test_pods_that_the_agent_answered_and_the_kubelet_has_no_record_of_are_named():
-    """It is as after a lost checkpoint. What is not listed, such as init containers, is not."""
-    names = [*((f"p{number}", "main") for number in range(5)), ("p0", "init"), ("x", "y")]
-    held = tuple(
-        AllocationStatus("demo", *name, (), since=NOON - dt.timedelta(hours=2)) for name in names
-    )
-
-    async def listed(_: PodResourcesWitness) -> tuple[Holding, ...]:
-        booked = ({RESOURCE: frozenset({"a"})}, {}, {}, {}, {})
-        return tuple(
-            Holding("demo", f"p{number}", {"main": ids, "other": {}})
-            for number, ids in enumerate(booked)
-        )
-
-    agent = msgspec.structs.replace(READY, allocations=held)
-    async with a_node() as cluster:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(PodResourcesWitness, "list", listed)
-            found = await examine(settings(cluster), agent=agent, groups=frozenset({"kubelet"}))
-            less = await examine(settings(cluster), agent=READY, groups=frozenset({"kubelet"}))
-
-    (note,) = (one for one in found if one.check == "P-WITNESS")
-    assert ("note", True) == (note.verdict, "no record of 4 pods" in note.said)
-    assert note.said.endswith(": demo/p1, demo/p2, demo/p3 and 1 more")
-    assert ["ok"] == of(less, "P-WITNESS")
-
-
 async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: Path):
     async with a_node() as cluster:
         nowhere = str(tmp_path / "kubeconfig")
@@ -278,27 +246,3 @@ async def test_a_driver_that_hangs_is_wrong_after_a_deadline_and_a_lost_gpu_at_o
 
     assert {"P-DRIVER"} == wrong(hangs)
     assert {"P-GPU"} == wrong(found)
-
-
-@pytest.mark.parametrize(
-    ("names", "alive"),
-    [
-        (("hami-gpu-0123abcd.sock",), 1),
-        (("hami-gpu-0123abcd.sock", "nvidia-gpu.sock", "hami-x.sock"), 0),
-        (("hami-gpu-0123abcd.sock", "hami-gpu-89abcdef.sock"), 2),
-    ],
-)
-async def test_live_sockets_of_agents_are_counted(bare, tmp_path: Path, names, alive: int):
-    (tmp_path / "plugins").mkdir()
-    with contextlib.ExitStack() as opened:
-        for name in names:
-            theirs = opened.enter_context(socket.socket(socket.AF_UNIX))
-            theirs.bind(str(tmp_path / "plugins" / name))
-            theirs.listen()
-        with socket.socket(socket.AF_UNIX) as left:
-            left.bind(str(tmp_path / "plugins/hami-gpu-aaaaaaaa.sock"))
-        found = await examine(bare, groups=frozenset({"kubelet"}), agent=READY)
-
-    (one,) = [each for each in found if each.check == "P-PLUGIN"]
-    said = {1: "no other plugin", 2: "2 agents serve the kubelet", 0: "nvidia-gpu.sock"}[alive]
-    assert ("ok" if alive == 1 else "wrong", True) == (one.verdict, said in one.said)

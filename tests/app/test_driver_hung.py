@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 from agent.app.agent import NodeAgent
 from agent.cluster import NodeEvent
 from agent.errors import Refusal, RefusalReason
-from agent.health.xids import FELL_OFF_THE_BUS
+from agent.health.judge import FELL_OFF_THE_BUS
 from agent.model import Scan, slice_id
 from agent.node import Check
 from agent.sandbox.hardware import Description, SimulatedHardware

@@ -85,7 +85,11 @@ def test_an_archive_that_is_there_stays_as_it_is(cli, answers, tmp_path):
     path.write_text("old")
     code, _, err = cli("bundle", "--file", str(path))
 
-    assert (74, True, "old") == (code, "exists already" in err, path.read_text())
+    assert (74, True, "old") == (
+        code,
+        "File exists; choose another --file" in err,
+        path.read_text(),
+    )
 
 
 def test_without_an_agent_nothing_is_written(cli, tmp_path):

@@ -51,7 +51,6 @@ def refused(capsys: Out, *words: str) -> str:
     ],
 )
 def test_each_value_is_known_by_its_form(text: str, kind: str, capsys: Out) -> None:
-    assert decoded(capsys, text) == decoded(capsys, "--kind", kind, text)
     assert decoded(capsys, text)["kind"] == kind
 
 
@@ -99,10 +98,6 @@ def test_a_value_may_be_copied_as_kubectl_shows_it(form: str, capsys: Out) -> No
     assert decoded(capsys, DEVICES) == decoded(capsys, form.format(DEVICES))
 
 
-def test_a_value_longer_than_any_annotation_is_refused(capsys: Out) -> None:
-    assert "more than 4194304 characters" in refused(capsys, "x" * (4 * 1024**2 + 1))
-
-
 def test_a_terminal_is_not_waited_for(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = io.StringIO("typed")
     monkeypatch.setattr(typed, "isatty", lambda: True)
@@ -147,22 +142,16 @@ def test_a_text_of_no_known_form_is_refused_with_the_forms(text: str, capsys: Ou
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
-        ("devices", "garbage", "names no GPU"),
-        ("devices", ":", "names no GPU"),
-        ("devices", ":;:", "names no GPU"),
-        ("devices", "a,b,c", "3 of 4 fields"),
-        ("register", "[{}]", "GPU 0 has no id"),
-        ("register", ",10,1,100,T,0,true:", "GPU 0 has no id"),
-        ("register", "garbage", "names no GPU, or has no `:`"),
+        ("devices", "a,b,c;", "3 of 4 fields"),
+        ("register", "[{}]", "a GPU has no id"),
         ("lock", "2026-08-21T10:00:00Z,a", "2 parts"),
-        ("handshake", "garbage", "begins with none of"),
         ("nodeconfig", '{"nodeconfig":[1]}', "keys and values are expected here, not `1`"),
     ],
 )
 def test_a_malformed_value_is_refused_with_its_mistake(
     kind: str, text: str, says: str, capsys: Out
 ) -> None:
-    sentence = refused(capsys, "--kind", kind, text)
+    sentence = refused(capsys, text)
 
     assert sentence.startswith(f"hami-agent decode: not a valid {kind} value: ")
     assert says in sentence

@@ -39,7 +39,7 @@ SERVED = {
     "probe": {"outcome": "silent", "text": "no answer within 2 s"},
 }
 FOURTH = RECHECKED | {"gpu": 4, "uuid": "GPU-4", "missing": []}
-RELEASED = {"gpus": ["GPU-3"], "heldBy": [], "released": True, "obstacle": ""}
+RELEASED = {"gpus": ["GPU-3"], "labels": ["3"], "heldBy": [], "released": True, "obstacle": ""}
 
 
 @contextlib.asynccontextmanager
@@ -79,22 +79,22 @@ GPU 4 (GPU-4): it answered
 bad since 2026-09-01T12:00:00+00:00, {served}
 XID 48: double-bit ECC error [H-048]
 """
-FREE = "GPU-3: released until `hami-agent recheck GPU-3`\n"
+FREE = "GPU 3: released until `hami-agent recheck 3`\n"
 HELD = """\
 still held by pod ml/train-0: delete it first
-GPU-3, GPU-4: not free yet, but no new pod gets it; release again later
+GPUs 3, 4: not free yet, but no new pod gets them; release again later
 """
 OPEN = """\
 still open in the agent, which can be stopped for the work: a call has not come back
-GPU-3: not free yet, but no new pod gets it; release again later
+GPU 3: not free yet, but no new pod gets it; release again later
 """
 BOTH = "still held by pod ml/train-0: delete it first\n" + OPEN
-ALL_FREE = "GPU-3, GPU-4: released until `hami-agent recheck all`\n"
+ALL_FREE = "GPUs 3, 4: released until `hami-agent recheck all`\n"
 SERVED_TEXT, NOT_SERVED = (OTHER.format(served=word) for word in ("served", "not served"))
 NO_INDEX = SILENT.replace("GPU 3", "GPU of unknown index")
 GOOD, NUMBERLESS = RECHECKED | SERVED, RECHECKED | SERVED | {"gpu": None}
 BOTH_GOOD, ONE_BAD = ({"gpus": [GOOD, FOURTH | {"serving": is_good}]} for is_good in (True, False))
-TWO_HELD = RELEASED | {"gpus": ["GPU-3", "GPU-4"], "heldBy": ["ml/train-0"]}
+TWO_HELD = RELEASED | {"gpus": ["GPU-3", "GPU-4"], "labels": ["3", "4"], "heldBy": ["ml/train-0"]}
 TWO_FREE = TWO_HELD | {"heldBy": []}
 STILL_OPEN = RELEASED | {"released": False, "obstacle": "a call has not come back"}
 ANSWERS = [

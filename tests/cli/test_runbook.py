@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import dispatch
-from agent.cli.support import entries
+from agent.web.runbook import entries
 
 RUNBOOK = Path("RUNBOOK.md").read_text(encoding="utf-8")
 
@@ -63,11 +63,19 @@ def test_an_unknown_id_is_not_there(words, said, capsys):
     assert f"hami-agent runbook: the runbook has no entry {said}\n" == capsys.readouterr().err
 
 
+@pytest.fixture
+def fresh():
+    yield
+    entries.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
 def test_the_installed_file_comes_before_that_of_the_repository(tmp_path, monkeypatch, capsys):
     (tmp_path / "agent").mkdir()
     monkeypatch.setattr("agent.__file__", str(tmp_path / "agent/__init__.py"))
     for place, title in (("", "of the repository"), ("agent/", "of the package")):
         (tmp_path / f"{place}RUNBOOK.md").write_text(f"## A\n\n### H-LOST Text {title}\n")
+        entries.cache_clear()
         assert 0 == dispatch(["runbook", "H-LOST"], {})
         assert f"H-LOST Text {title}\n" == capsys.readouterr().out
 

@@ -11,7 +11,7 @@ import yaml
 
 from agent.cli import status
 from agent.cli.main import dispatch
-from agent.cli.status import StatusStyle, entry_lines, gpu_lines, pod_lines, status_lines
+from agent.cli.status import StatusStyle, entry_lines, pod_lines, status_lines
 from agent.ledger import JournalEntry
 from agent.node import Check
 from agent.status import (
@@ -161,7 +161,7 @@ def golden_text():
     screens = {
         "a node with a bad GPU": status_lines(STATUS, NOON, StatusStyle(80)),
         "an ill node": status_lines(ILL, NOON, StatusStyle(80)),
-        "its GPUs with all columns": gpu_lines(ILL.gpus, WIDE),
+        "its GPUs with all columns": list(status_lines(ILL, NOON, WIDE))[5:9],
         "a node without GPUs": status_lines(
             StatusDocument(node=NodeStatus(name="n"), gpus=()), NOON, StatusStyle()
         ),

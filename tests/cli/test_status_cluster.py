@@ -254,7 +254,7 @@ async def test_on_a_workstation_the_nodes_are_listed(tmp_path, capsys):
     lines = [line.split() for line in found.out.splitlines()]
     assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "ALLOCATED", "FREE"] == lines[0]
     assert [["gpu-9", "1", "0", "1"], ["gpu-10", "2", "1", "0"]] == [one[:4] for one in lines[1:3]]
-    assert ["1/10", "4.0", "GiB", "11.6", "GiB"] == lines[2][4:9]
+    assert ["1/20", "4.0", "GiB", "11.6", "GiB"] == lines[2][4:9]
     assert ["odd", "?"] == lines[3][:2]
     assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]
     assert (5, True) == (found.code, "--node NAME reads one" in found.err)

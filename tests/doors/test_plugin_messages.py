@@ -67,7 +67,7 @@ def test_a_list_is_refused_from_the_first_byte_too_many_even_while_all_is_well()
         encode_list(SliceList(1, (SliceGroup(ill.uuid, (*ids, ids[0]), True, 0),)))
 
     size = (fitting + 1) * per_slice
-    for part in (f"{fitting + 1} slices on 1 GPUs", f"{size} bytes", f"at most {fitting} slices"):
+    for part in (f"{fitting + 1} slices make", f"{size} bytes", f"to {fitting} slices"):
         assert part in str(caught.value)
 
 

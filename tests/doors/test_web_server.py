@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import stat
 from functools import partial
@@ -16,7 +15,7 @@ from aiohttp import web
 from agent.errors import PermissionFault
 from agent.node import Check
 from agent.web import server
-from agent.web.server import HEADERS, as_json, livez, near, readyz, serve_port, serve_socket
+from agent.web.server import HEADERS, livez, near, readyz, serve_port, serve_socket
 from tests.doors.web_client import GET, PAGES, ask, raw, serving
 
 pytestmark = pytest.mark.looptime(False)
@@ -145,13 +144,21 @@ async def test_probes_say_what_the_api_servers_say(path, checks, status, text):
     assert (status, text) == (await ask(pages, path))[:2]
 
 
-async def test_version_is_json():
-    parts = {"version": "0.1.0", "python": "3.11.7", "schema": "1"}
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("HA-4002", 200, "HA-4002 "),
+        ("H-079", 200, "H-079 XID 79: the GPU has fallen off the bus"),
+        ("HA-9999", 404, "the runbook has no entry HA-9999"),
+        ("", 404, "no entry ;"),
+        ("a%1b/b", 404, "no entry a\ufffd/b"),
+        ("x" * 2000, 404, "lists all"),
+    ],
+)
+async def test_an_id_is_answered_with_its_text_of_the_runbook(name, status, said):
+    found, text, _ = await ask({server.RUNBOOK: server.runbook_page}, f"/runbook/{name}")
 
-    status, text, headers = await ask({"/version": as_json(parts)}, "/version")
-
-    assert (200, "application/json") == (status, headers["Content-Type"])
-    assert parts == json.loads(text)
+    assert (status, True) == (found, said in text)
 
 
 # Connections.

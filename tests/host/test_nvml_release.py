@@ -21,7 +21,7 @@ def attached(stub) -> list[bool]:
 
 def is_back(driver, stub) -> bool:
     """No call hangs, and the driver has heard so: it could not end its session before."""
-    return stub.inside == 0 and not driver._session._threads._calls
+    return stub.inside == 0 and not driver._threads._calls
 
 
 async def test_a_released_gpu_is_let_go_of_and_the_others_are_asked_on(stub_driver, stub):

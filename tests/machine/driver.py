@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from agent.errors import AgentError, DriverError, GpuError, StateError
+from agent.health.judge import HealthSettings
 from agent.health.watch import HealthWatch
-from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kubelet.door import PluginServer

@@ -10,15 +10,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from agent.cli import doctor
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.hami.annotations import encode_node_lock
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
-from agent.sandbox.scenario.stage import plain
-from tests.process.agent_process import PATIENCE, comes, offers, run
+from tests.process.agent_process import comes, offers, run
 from tests.process.doctored_node import ACCOUNT, SLICES, a_node, doctored, edit, faults, token_of
 
 pytestmark = [
@@ -118,17 +116,6 @@ async def no_scheduler_has_read(node: SandboxCluster) -> None:
     )
 
 
-async def the_kubelet_lost_its_checkpoint(node: SandboxCluster) -> None:
-    """A pod runs that the kubelet has no record of."""
-    node.submit(plain("kept").pod())
-    assert await comes(lambda: any(one.running for one in node.kubelet.node.pods.values()))
-    assert await node.until(lambda: MUTEX_LOCK not in node.node_annotations(), PATIENCE)
-    await node.kubelet.restart(lose_checkpoint=True)
-    assert await comes(lambda: len(node.kubelet.history.of("registered")) > 1)
-    assert await comes(lambda: len(node.kubelet.history.of("admitted")) > 1)
-    assert await offers(node, SLICES)
-
-
 async def a_gpu_is_lost(node: SandboxCluster) -> None:
     node.hardware.lose("0")
     await half_is_offered(node)
@@ -166,12 +153,6 @@ async def end_scheduler(node: SandboxCluster) -> None:
 @pytest.mark.parametrize(
     ("fault", "expected", "said", "code"),
     [
-        (
-            the_kubelet_lost_its_checkpoint,
-            [("P-WITNESS", NOTE)],
-            "no record of 1 pod that the agent answered: demo/kept",
-            0,
-        ),
         (settings_were_refused, [("P-SETTINGS", WRONG)], "config.yaml:1:", 1),
         (the_agent_has_ended, [("P-AGENT", WRONG)], "no agent answers", 1),
         (
@@ -192,7 +173,6 @@ async def test_a_fault_is_found_alone(
     said: str,
     code: int,
 ):
-    monkeypatch.setattr(doctor, "RECORDED_WITHIN", dt.timedelta())
     async with a_node("sharing: {splitCount: 10}\n") as node:
         if fault is others_wrote_on_the_node:
             # The next report of the kubelet would undo what is seeded.

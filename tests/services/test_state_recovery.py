@@ -1,13 +1,9 @@
 """Whatever lies in the state directory, start goes on from the newest generation that is whole."""
 
-import datetime as dt
-
-import msgspec
 import pytest
 
 from agent.errors import StateError
 from agent.ledger import Ledger, State
-from agent.model import Condition
 from agent.state import (
     CURRENT,
     PREVIOUS,
@@ -17,7 +13,7 @@ from agent.state import (
     encode_state,
     recover,
 )
-from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
+from tests.builders import a_pod_uid, a_row
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import Killed, MemoryDisk
 
@@ -212,18 +208,3 @@ async def test_the_writes_after_a_fall_back_keep_a_good_generation_and_the_unusa
     assert (last, b"rubbish") == (await disk.read(PREVIOUS), await disk.read(UNREADABLE))
     await disk.replace(CURRENT, b"torn")
     assert () == (await recovered(disk)).state.ledger.rows
-
-
-@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
-async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
-    health = msgspec.structs.replace(a_health(condition=Condition.BAD), recovered_at=NOON)
-    step = dt.timedelta(hours=2)
-    state = msgspec.structs.replace(a_state(1), health={G1: health}, booted_at=NOON)
-    disk = await a_disk(encode_state(state))
-
-    found = await recover(disk, boot_id=boot, machine_id=MACHINE, booted_at=NOON + step)
-
-    by = step if boot == "boot-1" else dt.timedelta()
-    read = found.state.health[G1]
-    assert (health.since + by, NOON + by) == (read.since, read.recovered_at)
-    assert NOON + step == found.state.booted_at

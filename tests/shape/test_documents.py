@@ -9,8 +9,8 @@ from agent import errors
 from agent.app.main import OS_ERROR
 from agent.cli.doctor import CHECKS
 from agent.cli.main import VERBS, parser_of
-from agent.cli.support import entries
 from agent.sandbox.explain.placement import ADVICE
+from agent.web.runbook import entries
 from tests.shape import tree
 from tests.shape.typed import runs_of
 

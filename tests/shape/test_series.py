@@ -5,7 +5,7 @@ import re
 
 from tests.shape import tree
 
-OWNED = re.compile(r"self\.(\w+) = (?:Tally|Durations)\(")
+OWNED = re.compile(r"self\.(\w+) = (?:Tally|Histogram)\(")
 
 
 def test_every_tally_that_a_part_owns_is_published():

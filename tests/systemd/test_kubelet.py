@@ -42,7 +42,7 @@ async def test_a_kubelet_that_went_for_a_while_is_met_again_by_the_same_process(
 
 async def until_missed(node):
     """Return once the status line says that the kubelet is gone, as seen or as tried again."""
-    words = ("the kubelet's stream ended, registering again", "refuses connections")
+    words = ("the kubelet's stream ended, registering again", "Connection refused")
 
     async def ask():
         said = (await node.shown())["StatusText"]

@@ -3,8 +3,8 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+from agent.health.judge import HealthSettings
 from agent.health.watch import HealthWatch
-from agent.health.xids import HealthSettings
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import Health, Inventory, Scan, SharingSettings, SliceList

@@ -13,8 +13,8 @@ import pytest
 from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, NodeView
 from agent.errors import ApiError, ApiGone, DriverError
 from agent.hami.annotations import ReportSettings
+from agent.health.judge import HealthSettings
 from agent.health.watch import HealthWatch
-from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kube.objects import NodeWatch

@@ -218,6 +218,17 @@ async def test_the_end_of_an_outage_does_not_end_a_wait_that_the_server_asked_fo
         assert room.api.writes <= tried + 1
 
 
+async def test_changes_during_an_outage_are_no_storm_of_requests():
+    async with reported() as room:
+        room.api.begin_outage()
+        before = sum(count for _, count in room.reporter.failures.items())
+        for generation in range(2, 122):
+            room.inventory.set(an_inventory(count=2 + generation % 2, generation=generation))
+            await asyncio.sleep(1)
+
+        assert sum(count for _, count in room.reporter.failures.items()) - before <= 10
+
+
 async def test_a_node_that_is_gone_while_it_is_written_to_gets_its_text_when_it_is_back():
     async with reported() as room:
         room.api.delete_node()

@@ -185,9 +185,9 @@ def test_a_refusal_stands_while_its_pod_is_there(message, reason, counts):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (envelope("Gpus", ABOUT, NOON), "the answer is a Gpus of hami-agent/v1; expected a Node"),
+        (envelope("Gpus", ABOUT, NOON), "a Gpus of hami-agent/v1 of 2026; expected a Node"),
         (envelope("Node", (), NOON), "the answer is no Node of hami-agent/v1"),
-        (envelope("Node", ABOUT, NOON.replace(year=1969)), "the answer is of the year 1969"),
+        (envelope("Node", ABOUT, NOON.replace(year=1969)), "hami-agent/v1 of 1969; expected a"),
     ],
     ids=["another kind", "another form", "no time"],
 )

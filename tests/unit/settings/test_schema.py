@@ -12,7 +12,7 @@ from agent.allocate.room import RequestRules
 from agent.cli.config import plain, table
 from agent.errors import SettingsError
 from agent.hami.annotations import ReportProfile
-from agent.health.xids import XidClass, xid_class
+from agent.health.judge import XidClass, xid_class
 from agent.kubelet.door import encode_list
 from agent.model import SliceGroup, SliceList, slice_id
 from agent.setting import Field, WrongValue, duration, seconds_of, written

@@ -149,12 +149,12 @@ UNKNOWN = a_gpu(uuid=a_uuid(9), index=NO_INDEX, name="")
 @pytest.mark.parametrize(
     ("gpus", "status", "message", "since"),
     [
-        ((a_shared_gpu(), a_shared_gpu(gpu=a_gpu(index=1))), False, "all 2 GPUs are served", NOON),
+        ((a_shared_gpu(), a_shared_gpu(gpu=a_gpu(index=1))), False, "all GPUs are served: 2", NOON),
         ((), False, "there are no GPUs to share", LATER),
         (  # one that is filtered out while it is held does not count
             (a_shared_gpu(), a_shared_gpu(gpu=a_gpu(index=1), present=False, wanted=False)),
             False,
-            "the only GPU is served",
+            "all GPUs are served: 1",
             NOON,
         ),
         (

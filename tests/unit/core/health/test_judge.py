@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from agent.health import judge
-from agent.health.judge import missing, past
-from agent.health.xids import HealthSettings, XidClass
+from agent.health.judge import HealthSettings, XidClass, missing, past
 from agent.model import (
     Condition,
     DriverEvent,
@@ -72,7 +71,6 @@ def after(history: str, settings: HealthSettings = SETTINGS) -> tuple[Health, dt
         "ages": lambda now: judge.aged(health, now, settings),
         "restart": lambda now: judge.remembered(health, now, settings, boot_changed=False),
         "boot": lambda now: judge.remembered(health, now, settings, boot_changed=True),
-        "step": lambda now: judge.stepped(health, now, now + dt.timedelta(hours=1)),
         "was-reset": lambda now: judge.reset_by_word(health, now),
         "release": lambda now: judge.released(health, now),
         "take-back": lambda now: judge.taken_back(health, now),
@@ -184,28 +182,17 @@ def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_ho
     [
         ("", ()),
         ("off", ()),
-        ("lose", ("the driver has to reach it again: reboot the node",)),
+        ("lose", ()),
         ("lose pass", ("600 s more without a bad report", "2 more passed probes")),
-        ("silent", ("it has to answer, and the agent has to receive its events",)),
-        ("release", ("`hami-agent recheck` has to take it back",)),
-        ("xid151", ("a reboot of the node",)),
-        (
-            "fabric-failed",
-            ("it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager runs",),
-        ),
-        (
-            "0 refuse",
-            (
-                "a reset of the GPU, or a reboot of the node",
-                "600 s more without a bad report",
-                "3 more passed probes",
-            ),
-        ),
+        ("silent", ()),
+        ("release", ()),
+        ("fabric-failed", ()),
+        ("0 refuse", ()),
         ("-590 xid54 pass*2 10 ages", ("1 more passed probe",)),
         ("0 xid54 pass*3 10 ages", ("590 s more without a bad report",)),
     ],
 )
-def test_what_is_missing_until_a_gpu_is_ok_is_said(history, wanted):
+def test_what_a_cool_down_still_needs_is_said(history, wanted):
     assert wanted == missing(*after(history), SETTINGS)
 
 

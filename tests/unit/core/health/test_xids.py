@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.judge import judge
-from agent.health.xids import PLUGINS_SKIP, HealthSettings, XidClass, malformed, xid_class, xid_name
+from agent.health.judge import PLUGINS_SKIP, HealthSettings, XidClass, judge, xid_class, xid_name
 from agent.model import Condition, DriverEvent, EventKind, Health
 from tests.builders import G1, NOON
 from tests.hami_vectors import Vector, cases
@@ -71,11 +70,6 @@ def test_the_agents_own_setting_wins_over_both_variables():
     assert XidClass.FATAL is xid_class(94, judged)
     assert XidClass.APPLICATION is xid_class(13, judged)
     assert XidClass.APPLICATION is xid_class(48, judged)
-
-
-def test_items_that_say_nothing_are_named():
-    assert ("x", "my-xids", "-1") == malformed(" 63 , x,74,,my-xids,ALL,-1")
-    assert () == malformed("")
 
 
 MEANINGS = {

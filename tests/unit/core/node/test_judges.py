@@ -18,7 +18,7 @@ from agent.cli.doctor import CHECKS, NO_OFFER, SERVED, Finding, NodeSeen
 from agent.cluster import HANDSHAKE, REGISTER
 from agent.hami.annotations import ReportProfile, encode_register
 from agent.model import GpuFault, Scan, Trouble
-from agent.node import Check, NodeSight, PathFacts, Right, rights
+from agent.node import Check, NodeSight, Right, rights
 from agent.settings.reading import Sources, make_plan
 from agent.status import GpuStatus, LockStatus, NodeStatus, StatusDocument
 from tests.builders import NODE, NOON, a_gpu
@@ -48,9 +48,6 @@ def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
         assert "\x1b" not in text, "nothing that a terminal obeys"
 
 
-DIRECTORY = PathFacts("/d", "directory", mode=0o750)
-OPEN = replace(DIRECTORY, mode=0o707)
-THEIRS = replace(DIRECTORY, owner=7, ours=False)
 SCAN = Scan("570", (a_gpu(),))
 FAULTS = (
     GpuFault("index 2", "fell off the bus", Trouble.LOST),
@@ -59,29 +56,11 @@ FAULTS = (
 MIG = Scan("570", (a_gpu(), a_gpu(mig_enabled=True)), FAULTS)
 
 
-def path(place: PathFacts, *, made: bool = True) -> Finding:
-    return doctor.judge_path(place, made=made)
-
-
 def driver(scan: Scan | None, failure: str = "", remedy: str = "") -> list[Finding]:
     return list(doctor.judge_driver("NVML", scan, failure, remedy))
 
 
 HOST: list[Case] = [
-    (path(DIRECTORY), ["P-PATHS ok"]),
-    (path(PathFacts("/d", "")), ["P-PATHS ok"]),
-    (
-        path(PathFacts("/d", "", failure=errno.EROFS)),
-        ["P-PATHS wrong|cannot be created: Read-only file system"],
-    ),
-    (path(PathFacts("/d", ""), made=False), ["P-PATHS wrong|does not exist"]),
-    (path(PathFacts("/d", "file")), ["P-PATHS wrong|is a file"]),
-    (path(OPEN), ["P-PATHS wrong|others may write there (uid 0, mode 0707)|chmod 0755"]),
-    (path(THEIRS), ["P-PATHS wrong|others may write there (uid 7, mode 0750)|replace the sockets"]),
-    (
-        path(replace(DIRECTORY, failure=errno.ENOSPC)),
-        ["P-PATHS wrong|cannot be written: No space left on device (uid 0, mode 0750)"],
-    ),
     (driver(SCAN), ["P-DRIVER ok|driver 570, 1 GPU: "]),
     (
         driver(MIG),
@@ -152,6 +131,38 @@ def test_each_finding_is_one_line(found: Finding | Iterable[Finding], expected: 
     check(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "made", "failure", "line"),
+    [
+        ("there", 1, 0, "P-PATHS ok"),
+        ("none", 1, 0, "P-PATHS ok|the agent creates it"),
+        ("none/below", 1, errno.EROFS, "P-PATHS wrong|cannot be created: Read-only file system"),
+        ("file/x", 1, errno.ENOTDIR, "P-PATHS wrong|cannot be created: Not a directory"),
+        ("none", 0, 0, "P-PATHS wrong|does not exist"),
+        ("file", 1, 0, "P-PATHS wrong|is no directory"),
+        ("loop", 1, 0, "P-PATHS wrong|cannot be looked at: Too many levels"),
+        ("open", 1, 0, "P-PATHS wrong|others may write there (uid {}, mode 0707)|chmod 0755"),
+        ("theirs", 1, 0, "P-PATHS wrong|others may write there (uid 7, mode 0750)|the sockets"),
+        ("there", 1, errno.ENOSPC, "P-PATHS wrong|cannot be written: No space left on device"),
+    ],
+)
+def test_a_directory_is_judged_by_what_is_there(
+    name: str, made: int, failure: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if name == "theirs" and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    for each, mode in (("there", 0o750), ("open", 0o707), ("theirs", 0o750)):
+        (tmp_path / each).mkdir()
+        (tmp_path / each).chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "theirs", 7, 7)
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setattr(doctor, "write_failure", lambda _: failure)
+
+    check(doctor.judge_path(tmp_path / name, made=bool(made)), [line.format(os.geteuid())])
+
+
 async def examined(
     flags: dict[str, str], *groups: str, agent: StatusDocument | Finding | None = None
 ) -> tuple[Finding, ...]:
@@ -218,6 +229,10 @@ SILENT = Finding("P-AGENT", "wrong", "/s", "no agent answers")
             ["P-GPU note GPU 1 is unmonitored: no events|new pods still get", READY],
         ),
         (
+            answer(gpus=(gpu("unmonitored"), replace(gpu("unmonitored"), index=2), gpu("lost"))),
+            ["P-GPU note GPUs 1, 2 each is unmonitored: ", "P-GPU wrong GPU 1 is lost: ", READY],
+        ),
+        (
             answer(lock=LockStatus(since=None, holder="?")),
             [READY, "P-LOCK wrong|cannot be read (?)"],
         ),
@@ -227,11 +242,10 @@ SILENT = Finding("P-AGENT", "wrong", "/s", "no agent answers")
 async def test_what_the_agent_says_is_told_once(
     agent: StatusDocument | Finding, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    async def none(_):
+    def none(_):
         raise OSError(errno.EIO, "no driver")
-        yield
 
-    monkeypatch.setattr(doctor, "_scans", none)
+    monkeypatch.setattr(doctor, "open_driver", none)
     found = await examined({"--scheduler": "none"}, "agent", "driver", "scheduler", agent=agent)
 
     check(found, expected)

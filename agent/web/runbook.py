@@ -1,0 +1,61 @@
+"""The texts of RUNBOOK.md by their ids, for `hami-agent runbook` and the page."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import agent
+from agent.errors import cap
+from agent.health.judge import xid_class, xid_name
+
+_ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
+_HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
+"""A heading of an entry: its ids, and its title."""
+
+_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+"""A link of Markdown, of which the text is shown."""
+
+
+def runbook_text(name: str) -> str:
+    """The entry of this id, however a message writes it. Raises LookupError: there is none."""
+    known, asked = entries(), name.strip("[]").upper()
+    text = next((text for one, (_, text) in known.items() if one.upper() == asked), "")
+    # All XIDs have one entry, and each a title of its own.
+    if of_xid := re.fullmatch("(?:H-|XID ?)?([0-9]{1,5})", asked):
+        number, text = int(of_xid[1]), known["H-NNN"][1].partition("\n")[2]
+        title = f"{xid_name(number)}; class {xid_class(number)}"
+        text = f"H-{number:03} XID {number}: {title}\n{text}"
+    if not text:
+        said = f"the runbook has no entry {cap(name, 64)}"
+        raise LookupError(f"{said}; `hami-agent runbook` lists all")
+
+    return text
+
+
+@cache
+def entries() -> Mapping[str, tuple[str, str]]:
+    """Title and text of each id, in the order of the runbook.
+
+    The text of a section without an id stands below each entry that refers to it.
+    """
+    home = Path(agent.__file__).parent
+    installed = home / "RUNBOOK.md"
+    text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
+    found: dict[str, tuple[str, str]] = {}
+    sections: dict[str, str] = {}
+    parts = re.split("^(?=##)", text, flags=re.MULTILINE)
+    for part in (part for part in parts if not _HEADING.match(part)):
+        # By the name that GitHub gives the heading in links.
+        words = re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lstrip("# "))
+        sections[f"#{words.lower().replace(' ', '-')}"] = part
+
+    for part in parts:
+        if heading := _HEADING.match(part):
+            whole = part + "".join(sections.get(place, "") for _, place in _LINK.findall(part))
+            plain = _LINK.sub(r"\1", whole).replace("### ", "").rstrip()
+            title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
+            found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))
+
+    return found
