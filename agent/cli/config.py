@@ -54,9 +54,9 @@ def add_settings(
 
     inherited = "accepted so that its command lines work; they have no effect"
     others = parser.add_argument_group(*("of HAMi's plugin", inherited) if only is None else ())
-    text = None if only is None else argparse.SUPPRESS
+    hidden = None if only is None else argparse.SUPPRESS
     for names in (*((reading.flag_of(name),) for name in reading.FOREIGN), ("-v", "--v")):
-        others.add_argument(*names, **_ALONE, metavar="VALUE", dest=names[0], help=text)
+        others.add_argument(*names, **_ALONE, metavar="VALUE", dest=names[0], help=hidden)
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
