@@ -168,7 +168,7 @@ scheduler: hami
 sharing:
   splitCount: 4
   memoryScaling: 1.5
-  filterIndexes: [0, "3"]
+  filterIndexes: [0, 3]
   operatingMode: mps
   memoryResourceName: a.com/mem
 library:
