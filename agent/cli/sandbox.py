@@ -34,44 +34,16 @@ from agent.kit.units import Column
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
-from agent.sandbox.lab.cluster import (
-    LabOptions,
-    SandboxCluster,
-    free_port,
-    keep_agent,
-    kubeconfig,
-    open_cluster,
-    tell_news,
-)
-from agent.sandbox.scenario.default import (
-    DEFAULT,
-    FEWEST_GPUS,
-    NEEDED_SLICES,
-    OPENING,
-    act,
-    open_stage,
-)
-from agent.sandbox.scenario.stage import (
-    NOT_REACHED,
-    Moment,
-    ScenarioClaim,
-    counted,
-    fitting,
-    plain,
-    slices_of,
-)
+from agent.sandbox.lab import cluster as lab
+from agent.sandbox.scenario import default, stage
 from agent.setting import duration, whole
 
 # Renders the output of `hami-agent sandbox`. Pure.
-
-WIDTH: Final = 80
-"""Columns where there is no terminal."""
 
 LOG_LINES: Final = 30
 """The agent's last lines that are shown when a claim was not true."""
 
 ID_WIDTH: Final = 20
-"""Characters of a claim's id."""
 
 MEASURES: Final[Mapping[str, str]] = {
     "exec_to_registered": "exec of the agent → registered",
@@ -83,66 +55,56 @@ MEASURES: Final[Mapping[str, str]] = {
 }
 """The measured times, in the words of the summary."""
 
-_WORDS: Final[Mapping[bool | None, tuple[str, str]]] = {
-    True: ("ok", "green"),
-    False: ("FAILED", "red"),
-    None: ("", "faint"),
-}
-"""The word and the colour of a claim that is true, one that is not, and of what claims nothing."""
+_WORDS: Final = {True: ("ok", "green"), False: ("FAILED", "red"), None: ("", "faint")}
+"""The word and the colour of a claim by whether it is true; None: of what claims nothing."""
 
 
-def moment_lines(moment: Moment, width: int, paint: Paint) -> Iterator[str]:
+def moment_lines(moment: stage.Moment, width: int, paint: Paint) -> Iterator[str]:
     """Render an entry of the timeline; its detail follows on the line if it fits, else below."""
     word, colour = _WORDS[moment.ok]
     head = f"t+{moment.elapsed:6.2f}s  {word:<6}  "
-    detail = " ".join(moment.detail.split())
+    room, detail = width - len(head), " ".join(moment.detail.split())
     whole = f"{moment.text}: {detail}" if detail else moment.text
-    parts = [whole] if len(head) + len(whole) <= width else [moment.text, detail]
-    first, *rest = [line for part in parts for line in textwrap.wrap(part, width - len(head))]
+    parts = [whole] if len(whole) <= room else [moment.text, detail]
+    first, *rest = [line for part in parts for line in textwrap.wrap(part, room)]
     yield paint(head, colour) + first
     yield from (f"{' ' * len(head)}{line}" for line in rest)
 
 
 def summary_lines(
-    claims: Sequence[ScenarioClaim], measured: Mapping[str, float], width: int
+    claims: Sequence[stage.ScenarioClaim], measured: Mapping[str, float], width: int
 ) -> Iterator[str]:
     """Render the measured times, the claims that failed, and how many were true."""
     yield ""
-    rows = [
-        (label, f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s")
-        for name, label in MEASURES.items()
-        if (seconds := measured.get(name)) is not None
-    ]
-    if rows:
+    times = {MEASURES[name]: seconds for name, seconds in measured.items() if name in MEASURES}
+    if times:
+        rows = [(label, f"{1000 * seconds:.0f} ms") for label, seconds in times.items()]
         yield from (*table((Column("MEASURED", least=6), Column("TIME")), rows, width), "")
 
-    failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
-    yield from [f"{'CLAIM':<{ID_WIDTH}}  FOUND"] * bool(failed)
+    failed = [claim for claim in claims if not claim.ok and claim.measured != stage.NOT_REACHED]
     for claim in failed:
         head = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  "
         yield from wrapped(claim.measured or "-", width, head, " " * len(head))
 
     true = sum(claim.ok for claim in claims)
     unchecked = len(claims) - true - len(failed)
-    others = [f"{len(failed)} not"] * bool(failed) + [f"{unchecked} not checked"] * bool(unchecked)
-    yield ", ".join([f"{true} of {len(claims)} claims checked and true", *others])
+    words = f"{true} of {len(claims)} claims checked and true"
+    if failed:
+        words += f", {len(failed)} not"
+    yield f"{words}, {unchecked} not checked" if unchecked else words
 
 
-def invitation(cluster: SandboxCluster) -> str:
+def invitation(cluster: lab.SandboxCluster) -> str:
     """Render what to type in another terminal. Commands are never wrapped."""
     places = cluster.places
     root, web, log = places.root, cluster.web_address or "not up yet", places.log
     gpus, api = f"--socket {places.hardware_socket}", f"--socket {root}/run/api.sock"
     gpu = cluster.hardware.states[-1].gpu.index
     people, pod = root / "kubectl.config", root / "pod.json"
-    people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
-    pod.write_text(json.dumps(plain("mine").pod(), indent=2))
-
-    # How to call hami-agent in another terminal.
-    called = Path(sys.argv[0])
-    program = f"{sys.executable} -m agent"
-    if called.name == "hami-agent":
-        program = called.name if shutil.which(called.name) == str(called) else str(called)
+    people.write_text(lab.kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
+    pod.write_text(json.dumps(stage.plain("mine").pod(), indent=2))
+    called = sys.argv[0]
+    program = called if Path(called).name == "hami-agent" else f"{sys.executable} -m agent"
 
     return textwrap.dedent(f"""
         The sandbox stays up until ctrl-c, which removes everything.
@@ -155,7 +117,6 @@ def invitation(cluster: SandboxCluster) -> str:
         Try in another terminal:
           tail -n +1 -f {log}
           curl '{web}/readyz?verbose'
-          curl {web}/metrics
           {program} status {api}
           {program} status --by pod {api}
           {program} doctor {shlex.join(cluster.command()[1:])}
@@ -169,7 +130,6 @@ def invitation(cluster: SandboxCluster) -> str:
           {program} explain demo/too-big
           {program} status --node sandbox
           {program} cordon 0 --node sandbox
-          kubectl get pods --all-namespaces
           kubectl create --validate=false -f {pod}
           kubectl get node sandbox -o yaml
         """)
@@ -193,18 +153,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--split-count", type=int, default=10, metavar="COUNT", help="slices per GPU (default 10)"
     )
     add_output(parser)
-    parser.add_argument(
-        "--interactive", action="store_true", help="place a few pods, then stay up until ctrl-c"
-    )
+    up = "place a few pods, then stay up until ctrl-c"
+    parser.add_argument("--interactive", action="store_true", help=up)
     parser.add_argument("--keep", action="store_true", help="keep the temporary directory")
-
-    parser.add_argument(
-        "--agent-flag",
-        action="append",
-        default=[],
-        metavar="FLAG",
-        help="one more flag for the agent, such as --agent-flag=--log-level=debug",
-    )
+    more = "one more flag for the agent, such as --agent-flag=--log-level=debug"
+    parser.add_argument("--agent-flag", action="append", default=[], metavar="FLAG", help=more)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -228,7 +181,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _problem(args: argparse.Namespace) -> str:
-    fewest, hint = FEWEST_GPUS, ", or any number from 1 with --interactive"
+    fewest, hint = default.FEWEST_GPUS, ", or any number from 1 with --interactive"
     where, gpus = "all GPUs but one", args.gpus - 1
     if args.interactive:
         fewest, hint, where, gpus = 1, "", "all GPUs", args.gpus
@@ -238,15 +191,15 @@ def _problem(args: argparse.Namespace) -> str:
     if not 1 <= args.split_count <= 1000:
         return f"--split-count {args.split_count}: expected 1 to 1000"
 
-    needed = slices_of(fitting(args.gpus)) if args.interactive else NEEDED_SLICES
-    if gpus * args.split_count < needed:
-        return (
-            f"--gpus {args.gpus} --split-count {args.split_count}: the scenario needs {needed} "
-            f"slices on {where}, and there are {gpus * args.split_count}; give --split-count "
-            f"{math.ceil(needed / gpus)}"
-        )
-
-    return ""
+    needed = default.NEEDED_SLICES
+    if args.interactive:
+        needed = stage.slices_of(stage.fitting(args.gpus))
+    if (slices := gpus * args.split_count) >= needed:
+        return ""
+    return (
+        f"the scenario needs {needed} slices on {where}, and there are {slices}; give --split-count"
+        f" {math.ceil(needed / gpus)}"
+    )
 
 
 async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -256,15 +209,14 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     simulated. Exits 0 only if all claims were true. Touches nothing outside its own temporary
     directory.
     """
-    # The timeline goes to standard output; with another form of output, to a terminal's standard
-    # error.
-    task = asyncio.current_task()
-    if task is not None:
+    if task := asyncio.current_task():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
+    # The timeline goes to standard output; with another form of output, to a terminal's standard
+    # error.
     is_table = args.output == TABLE
     out = sys.stdout if is_table else sys.stderr
-    width = max(40, shutil.get_terminal_size().columns if out.isatty() else WIDTH)
+    width = max(40, shutil.get_terminal_size().columns if out.isatty() else 80)
     paint = painter(environ, out)
 
     def say(*lines: str) -> None:
@@ -272,29 +224,31 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             out.writelines(f"{line}\n" for line in lines)
             out.flush()
 
-    options = LabOptions(
+    options = lab.LabOptions(
         description=Description(DRIVER_VERSION, gpus_of(PROFILES[args.profile], args.gpus)),
         environ=environ,
         arguments=("--split-count", str(args.split_count), *args.agent_flag),
-        web_port=free_port() if args.interactive else 0,
+        web_port=lab.free_port() if args.interactive else 0,
         keep=args.keep,
     )
-    async with open_cluster(options) as cluster:
-        stage = open_stage(
+    async with lab.open_cluster(options) as cluster:
+        scene = default.open_stage(
             cluster, args.split_count, lambda moment: say(*moment_lines(moment, width, paint))
         )
-        say(f"{counted(args.gpus, f'{args.profile} GPU')}, kubelet, API server, scheduler are up")
+        gpus = stage.counted(args.gpus, f"{args.profile} GPU")
+        say(f"{gpus}, kubelet, API server, scheduler are up")
         if args.keep:
             say(f"everything is kept in {cluster.places.root}")
 
-        record = await act(stage, OPENING if args.interactive else DEFAULT)
+        scenario = default.OPENING if args.interactive else default.DEFAULT
+        record = await default.act(scene, scenario)
         # A node that offers nothing is one to look at.
-        if args.interactive and (stage.placed or cluster.agent.code is None):
+        if args.interactive and (scene.placed or cluster.agent.code is None):
             with cluster.log.copied(cluster.places.log):
                 say(invitation(cluster))
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(keep_agent(cluster, stage.record.note))
-                    group.create_task(tell_news(cluster, stage.record.note))
+                    group.create_task(lab.keep_agent(cluster, scene.record.note))
+                    group.create_task(lab.tell_news(cluster, scene.record.note))
 
         log = [] if record.ok else cluster.log.last(LOG_LINES)
 
@@ -337,28 +291,13 @@ _ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str]]] = {
 }
 """The request, whose docstring is the help, and an example. A field of it is an argument."""
 
-_FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
-"""The exit code by the reason of a refusal; else it is 1."""
-
+_XID: Final = typed(whole(1, 65535), "an XID (1 to 65535)")
+_SECONDS: Final = typed(duration(0.001, 86400), "a duration such as 500ms, 2s or 24h, the most")
 
 _ARGUMENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
-    "xid": (
-        "xid",
-        {
-            "type": typed(whole(1, 65535), "an XID (1 to 65535)"),
-            "metavar": "number",
-            "help": "the XID, 1 to 65535",
-        },
-    ),
+    "xid": ("xid", {"type": _XID, "metavar": "number", "help": "the XID, 1 to 65535"}),
     "gpu": ("--gpu", {"required": True, "metavar": "GPU", "help": "index or UUID"}),
-    "seconds": (
-        "seconds",
-        {
-            "type": typed(duration(0.001, 86400), "a duration such as 500ms, 2s or 24h, the most"),
-            "metavar": "DURATION",
-            "help": "at most 24h; a number alone is seconds",
-        },
-    ),
+    "seconds": ("seconds", {"type": _SECONDS, "metavar": "DURATION", "help": "at most 24h"}),
     "profile": ("--profile", {"help": "h100, a100, t4 or rtx3090; like GPU 0 if absent"}),
 }
 """The argument that gives each field of a request."""
@@ -370,11 +309,8 @@ def _add_simulate(subparsers: Subparsers) -> None:
         description=_simulate.__doc__,
         epilog="example: hami-agent simulate xid 79 --gpu 1",
     )
-    socket: dict[str, Any] = {
-        "type": Path,
-        "metavar": "PATH",
-        "help": f"control socket of the simulation (default {HARDWARE_SOCKET})",
-    }
+    where = f"control socket of the simulation (default {HARDWARE_SOCKET})"
+    socket: dict[str, Any] = {"type": Path, "metavar": "PATH", "help": where}
     parser.add_argument("--socket", default=HARDWARE_SOCKET, **socket)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -401,34 +337,24 @@ async def ask(args: argparse.Namespace) -> talk.AnyReply:
         raise Unreachable(str(error) or silent) from error
 
 
+def _row(gpu: talk.GpuRow) -> tuple[str, ...]:
+    memory = "unknown" if gpu.memory_mib is None else f"{gpu.memory_mib} MiB"
+    numa, xids = "-" if gpu.numa is None else str(gpu.numa), ",".join(map(str, gpu.xids))
+    return str(gpu.index), gpu.uuid, gpu.name, memory, gpu.pci, numa, gpu.state, xids or "-"
+
+
 def _simulate(args: argparse.Namespace) -> int:
-    """Act on the simulated GPUs of an agent that runs with --simulate, or of a sandbox.
-
-    A GPU is named by index or UUID.
-    """
+    """Act on the simulated GPUs of an agent that runs with --simulate, or of a sandbox."""
     reply = asyncio.run(ask(args))
-
     if isinstance(reply, talk.FailedReply):
-        return fail("simulate", reply.text, _FAILURES.get(reply.reason, PROBLEM))
-
+        code = NOT_FOUND if reply.reason == "unknown-gpu" else PROBLEM
+        return fail("simulate", reply.text, code)
     if not isinstance(reply, talk.DoneReply):
         return fail("simulate", f"{args.socket} did not answer as a simulation", UNREACHABLE)
 
     lines: Iterable[str] = [reply.text]
     if args.action == "list":
-        rows = [
-            (
-                *(str(gpu.index), gpu.uuid, gpu.name),
-                "unknown" if gpu.memory_mib is None else f"{gpu.memory_mib} MiB",
-                gpu.pci,
-                "-" if gpu.numa is None else str(gpu.numa),
-                gpu.state,
-                ",".join(str(xid) for xid in gpu.xids) or "-",
-            )
-            for gpu in reply.gpus
-        ]
-
-        lines = table(_COLUMNS, rows, UNFOLDED)
+        lines = table(_COLUMNS, [_row(gpu) for gpu in reply.gpus], UNFOLDED)
 
     data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
     answer(args.output, "Simulation", data, lines, source=str(args.socket))

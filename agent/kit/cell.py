@@ -1,7 +1,6 @@
-"""An observable value: it publishes its state, not events.
+"""An observable value. Each follower sees the newest one at its own pace.
 
-Each follower sees the newest value at its own pace. A busy follower sees two changes as one. A cell
-has one writer by convention, any number of readers and no lock: everything runs on one loop.
+A cell has one writer by convention, and no lock: everything runs on one loop.
 """
 
 import asyncio

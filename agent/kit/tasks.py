@@ -23,21 +23,14 @@ class Offload(Protocol):
     """Runs blocking calls elsewhere, one after the other."""
 
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
-        """Run `work(*args)`; return its result or raise its error.
-
-        Cancelling the caller does not stop work that has begun.
-        """
+        """Run `work(*args)`. Cancelling the caller does not stop work that has begun."""
 
 
 # How often something is tried: delays between attempts, and limits on a rate.
 
 
 async def retry(ask: Callable[[], Awaitable[T]], refused: type[Exception], pause: float) -> T:
-    """Call `ask` every `pause` seconds until it does not raise `refused`; return its answer.
-
-    The caller sets the deadline. A `pause` of whole seconds can collide every time with another
-    client that calls in bursts at fixed times.
-    """
+    """Call `ask` every `pause` seconds until it does not raise `refused`; return its answer."""
     while True:
         try:
             return await ask()
@@ -106,10 +99,10 @@ class Backoff:
 
 HEALTHY_AFTER: Final = 30.0
 """Seconds: an activity that lasted so long resets the delays."""
+
 DEFECTS: Final = 3
 WINDOW: Final = 300.0
-"""An activity is given up after more than DEFECTS unexpected failures at once, or if they come more
-often than DEFECTS in WINDOW seconds."""
+"""An activity is given up after more than DEFECTS defects in WINDOW seconds."""
 
 
 class BudgetSpent(Exception):  # noqa: N818 -- names what happened
@@ -137,8 +130,7 @@ async def in_own_task(work: Awaitable[T]) -> T:
     `work` runs in a task of its own, so that its cancellations are not the caller's. To end a call,
     grpclib cancels the task of the call, raises the error in its place, and lets the cancellation
     count; so does a TaskGroup on Python 3.11. In the caller's task, an outer `asyncio.timeout`
-    would take its own cancellation for another's, and an error that comes with a cancellation of
-    the caller would hide it. (So give a call of grpclib no `timeout` of its own.)
+    would take its own cancellation for another's. (Give a call of grpclib no `timeout` of its own.)
     """
     caller = asyncio.current_task()
     before = caller.cancelling() if caller else 0
@@ -157,12 +149,9 @@ async def supervise(
 ) -> NoReturn:
     """Run `run`, and again whenever it fails or returns. Cancellation ends it.
 
-    Failures of the types `expected` (alone or in groups) are logged as one line and may repeat for
-    ever; all others are defects, and logged with their traceback. A run of HEALTHY_AFTER seconds
-    resets delays and counts.
-
-    Raises:
-        BudgetSpent: there were too many defects.
+    Failures of the types `expected` (alone or in groups) may repeat for ever; all others are
+    defects, and logged with their traceback: BudgetSpent is raised after too many. A run of
+    HEALTHY_AFTER seconds resets delays and counts.
     """
     loop = asyncio.get_running_loop()
     budget = Allowance(DEFECTS, WINDOW / max(DEFECTS, 1))
@@ -187,15 +176,10 @@ async def supervise(
         if is_defect:
             budget.spend(now)
 
-        delay = backoff.next()
-        log.warning(
-            "service.failed",
-            service=name,
-            err=text,
-            again_in=round(delay, 3),
-            exc_info=failure if is_defect else None,
-        )
-        del failure  # it holds the frames of the ended run
+        delay, trace = backoff.next(), failure if is_defect else None
+        again = round(delay, 3)
+        log.warning("service.failed", service=name, err=text, again_in=again, exc_info=trace)
+        del failure, trace  # they hold the frames of the ended run
         await asyncio.sleep(delay)
 
 
@@ -208,12 +192,9 @@ async def run_tiers(
 ) -> None:
     """Run all tasks until `stop` is set; then stop tier by tier. `expected`: see supervise().
 
-    The first tier starts first and stops last. Each tier is cancelled and awaited before the next.
-    All tiers together have `deadline` seconds: each gets an equal share of the time left. A task
-    that exceeds its share is cancelled a second time, which interrupts its clean-up.
-
-    Raises:
-        ExceptionGroup: a task failed or ended (TaskEnded). All tiers are stopped.
+    The first tier starts first and stops last. All tiers together have `deadline` seconds, each an
+    equal share of the time left. A task that exceeds it is cancelled a second time, which
+    interrupts its clean-up. Raises ExceptionGroup: a task failed or ended; all tiers are stopped.
     """
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:

@@ -16,8 +16,7 @@ from agent.kit.cell import Cell
 # seldom. Other work waits until no call has been in progress for a while.
 
 TURN: Final = 0.1
-"""Seconds. Threads that run at the same time wake each other, because only one has the interpreter
-lock. So work for different threads takes turns after a tick."""
+"""Seconds. Threads that run at the same time wake each other, so they take turns after a tick."""
 
 EARLY: Final = 0.001
 """Seconds before a tick that count as the tick, because timers can fire a little early."""
@@ -37,10 +36,7 @@ def loop_time() -> float:
 
 
 def until_tick(period: float, turn: int = 0) -> float:
-    """Seconds until the next tick: more than 0, at most `period` and EARLY.
-
-    Ticks are the multiples of `period` on the loop's clock, and `turn` times TURN later.
-    """
+    """Seconds until the next multiple of `period` on the loop's clock, and `turn` times TURN."""
     now, late = asyncio.get_running_loop().time(), turn * TURN
     return (math.floor((now - late + EARLY) / period) + 1) * period + late - now
 
@@ -115,7 +111,7 @@ class Lag:
         self._grants: deque[tuple[float, float]] = deque()
         """The time and the seconds of each grant of the last WINDOW seconds."""
         self._settled = 0.0
-        """Until then the answers that lie there since the last lag are being read."""
+        """Until then, answers that came during the last lag are being read."""
 
     @contextlib.contextmanager
     def alarm(self, seconds: float, ring: Callable[[bool], None]) -> Iterator[None]:
@@ -223,19 +219,16 @@ BEGUN: Final = 5.0
 """Seconds after which a question is forgotten: a client requests at once."""
 
 MOST_QUESTIONS: Final = 64
-"""Questions remembered: more than the client has open at once."""
 
 
 class Turn(msgspec.Struct, eq=False):
     """One turn of `client`; `at` is the loop time of its beginning.
 
     - `ids`: those that it heard or requests.
-    - `overtaken`: a later turn began, so this one must not be granted.
-    - `may_be_stale`: it began so soon after another that it may be overtaken too.
-    - `overlapped`: another request was open at the same time.
-    - `yields`: it is refused unless it is alone.
-    - `there`: whether what the question looked for was there. `all_there`: everything that was
-      there then; None: not known.
+    - `overtaken`: a later turn began, so this one must not be granted. `may_be_stale`: it began so
+      soon after another that it may be overtaken too.
+    - `overlapped`: another request was open at the same time. `yields`: then this one is refused.
+    - `there`: whether what the question looked for was there. `all_there`: all that was there then.
     - `beside`: the turns that were open when this one began, until a later one begins.
     - `over`: set when its answer is being sent.
     """
@@ -259,10 +252,7 @@ class Turn(msgspec.Struct, eq=False):
 
 
 class CallOrder:
-    """The open turns: questions without a request yet, and requests.
-
-    `client` names the present client: no request follows a question of its predecessor.
-    """
+    """The open turns: questions without a request yet, and requests. `client`: the present one."""
 
     def __init__(self, client: Callable[[], object]) -> None:
         self._client = client
