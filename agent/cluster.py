@@ -12,36 +12,24 @@ from agent.errors import MalformedText, cap
 from agent.model import Share
 
 # Keys and values of HAMi's annotations. They are HAMi's contract: none may be renamed.
+# Source: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0.
 
-# Source of all keys: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0.
+# On the Node.
+REGISTER = "hami.io/node-nvidia-register"  # the inventory: the agent writes, the scheduler reads it
+SCORE = "hami.io/node-nvidia-score"  # the points of each pair of GPUs, for placing by topology
+HANDSHAKE = "hami.io/node-handshake"  # a stamp: makes the scheduler read the inventory again
+MUTEX_LOCK = "hami.io/mutex.lock"  # the scheduler's lock, from Bind until the pod's last answer
+CORDON = "hami.io/device-cordon"  # GPUs that an operator excludes; the agent never writes it
 
-REGISTER = "hami.io/node-nvidia-register"
-"""On the Node: the inventory. The agent writes it, the scheduler reads it."""
-SCORE = "hami.io/node-nvidia-score"
-"""On the Node: the points of each pair of GPUs, for schedulers that place by topology."""
-HANDSHAKE = "hami.io/node-handshake"
-"""On the Node: a time stamp that makes the scheduler read the register annotation again."""
-MUTEX_LOCK = "hami.io/mutex.lock"
-"""On the Node: the scheduler's lock, held from Bind until the pod's last answer."""
-CORDON = "hami.io/device-cordon"
-"""On the Node: GPUs that an operator excludes from scheduling. The agent never writes it."""
-
-TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
-"""On the pod: the groups that no device plugin has served yet."""
-ALLOCATED = "hami.io/vgpu-devices-allocated"
-"""On the pod: all groups. No device plugin removes any."""
+# On the pod.
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"  # the groups that no device plugin has served yet
+ALLOCATED = "hami.io/vgpu-devices-allocated"  # all groups: no device plugin removes any
 BIND_PHASE = "hami.io/bind-phase"
-"""On the pod: allocating, success or failed."""
-BIND_TIME = "hami.io/bind-time"
-"""On the pod: when the scheduler bound it, in Unix seconds of the scheduler's clock."""
-VGPU_NODE = "hami.io/vgpu-node"
-"""On the pod: the node that the scheduler chose."""
-VGPU_TIME = "hami.io/vgpu-time"
-"""On the pod: when the scheduler chose it, in Unix seconds."""
+BIND_TIME = "hami.io/bind-time"  # in Unix seconds of the scheduler's clock
+VGPU_NODE = "hami.io/vgpu-node"  # the node that the scheduler chose
+VGPU_TIME = "hami.io/vgpu-time"  # when it chose the node, in Unix seconds
 
-PHASE_ALLOCATING = "allocating"
-PHASE_SUCCESS = "success"
-PHASE_FAILED = "failed"
+PHASE_ALLOCATING, PHASE_SUCCESS, PHASE_FAILED = "allocating", "success", "failed"
 
 TEXT_LIMIT = 256 * 1024
 """Bytes. Kubernetes allows 256 KiB for all annotations of an object together."""
@@ -64,7 +52,6 @@ CORE_POLICY_ENV: Final = "GPU_CORE_UTILIZATION_POLICY"
 
 _UNREACHED: Final = re.compile(r"(?:^|[-.])(?:gvisor|runsc|kata)")
 """Runtime classes by their usual names: what a RuntimeClass leads to is not read."""
-
 
 PodKey = tuple[str, str]
 """Namespace and name of a pod. PodResources and the node lock have no more."""
@@ -90,17 +77,13 @@ class Role(enum.StrEnum):
 
 
 class ContainerView(msgspec.Struct, frozen=True):
-    """One container that requests `count` slices (0: none).
+    """One container that requests `count` slices of `resource` (0: none).
 
-    - `resource`: the resource name of the request. `others`: the amounts of its other extended
-      resources (-1: not a whole number), which say what of a GPU it asks for. The agent's resource
-      may get another name.
-    - `control_disabled`: it has a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as
-      true.
-    - `running_id`: the runtime's id while its status is running, else None.
-    - `has_run`: the runtime has created it.
-    - `started_at`: when it last started; None: never.
-    - `ended_at`: when it ended if the kubelet never starts it again, else None.
+    - `others`: the amounts of its other extended resources (-1: not a whole number), which say what
+      of a GPU it asks for. The agent's resource may get another name.
+    - `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
+    - `running_id`: the runtime's id while its status is running. `has_run`: it was created.
+    - `started_at`: when it last started. `ended_at`: set if the kubelet never starts it again.
     - `succeeded`: it ended with exit code 0 at least once.
     - `priority`: its literal env CUDA_TASK_PRIORITY as HAMi-core reads it.
     - `core_policy`: its literal env GPU_CORE_UTILIZATION_POLICY; empty: the answer's counts.
@@ -135,17 +118,15 @@ class PodView(msgspec.Struct, frozen=True):
     """One pod bound to this node.
 
     - `containers`: init containers and sidecars first, then apps, each in the order of the spec.
-    - `annotations`: only the keys of hami.io/.
-    - `static`: it is the mirror of a static pod.
-    - `scheduled`: it has the condition PodScheduled. A Binding sets it; kube-scheduler makes it
-      False for a pod that it cannot place, over a late Binding too. The kubelet sets it when it has
-      admitted the pod and removes it when it rejects the pod. A pod that was created with its node
-      lacks it until then, and its author cannot write it. `started`: a kubelet has admitted or
-      rejected it, and written status.startTime.
-    - `scheduler`, `runtime_class`: its spec.schedulerName and spec.runtimeClassName.
+    - `annotations`: only the keys of hami.io/. `static`: it is the mirror of a static pod.
+    - `scheduled`: it has the condition PodScheduled. A Binding sets it, and so does the kubelet
+      when it has admitted the pod. A pod that was created with its node lacks it until then, and
+      its author cannot write it. `started`: a kubelet has written status.startTime, because it
+      admitted or rejected the pod.
     - `reusable_name`: its name was not generated, so a later pod can have the same name.
-    - `groups`: the decoded `…-devices-allocated`; None if it is absent. `groups_error`: why it
-      could not be decoded.
+    - `reason`: status.reason, for example `UnexpectedAdmissionError`.
+    - `groups`: the decoded `…-devices-allocated`; None if it is absent or could not be decoded, for
+      the reason `groups_error`.
     """
 
     uid: PodUid
@@ -163,20 +144,19 @@ class PodView(msgspec.Struct, frozen=True):
     runtime_class: str = ""
     reusable_name: bool = False
     reason: str = ""
-    """status.reason, for example `UnexpectedAdmissionError`."""
     message: str = ""
     resource_version: str = ""
     groups: tuple[tuple[Share, ...], ...] | None = None
     groups_error: str = ""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Namespace and name: how the kubelet and the node lock name the pod."""
+    def key(self) -> PodKey:
+        """How the kubelet and the node lock name the pod."""
         return self.namespace, self.name
 
     @property
     def title(self) -> str:
-        """Namespace and name, for messages."""
+        """Its name for messages."""
         return f"{self.namespace}/{self.name}"
 
     @property
@@ -225,8 +205,8 @@ class Tombstone(msgspec.Struct, frozen=True):
 class PodTable(msgspec.Struct, frozen=True):
     """All pods of this node by UID, and those deleted in the last minutes.
 
-    `synced` is False until the first LIST. `stale` is True while the watch is down.
-    `lost_at`: since when the API server cannot be followed; `lost_reason`: why.
+    `synced`: since the first LIST. `stale`: while the watch is down. `lost_at`: since when the API
+    server cannot be followed; `lost_reason`: why.
     """
 
     pods: Mapping[PodUid, PodView] = msgspec.field(default_factory=dict)
@@ -244,8 +224,8 @@ class PodTable(msgspec.Struct, frozen=True):
 class NodeView(msgspec.Struct, frozen=True):
     """This Node with all its annotations.
 
-    `former_locks`: the texts of removed locks, the latest first. Each has the time, in seconds of
-    the loop's clock, until which it still proves a right.
+    `former_locks`: the texts of removed locks, the latest first, each with the loop's time until
+    which it still proves a right.
     """
 
     name: str
@@ -265,8 +245,8 @@ class NodeLock(msgspec.Struct, frozen=True):
     name: str = ""
 
     @property
-    def owner(self) -> tuple[str, str] | None:
-        """Namespace and name of the pod that holds it, or None in the legacy form."""
+    def owner(self) -> PodKey | None:
+        """The pod that holds it, or None in the legacy form."""
         return (self.namespace, self.name) if self.name else None
 
 
@@ -305,13 +285,11 @@ def version_number(version: str) -> int:
 
 
 GPU_DEGRADED: Final = "GpuDegraded"
-"""The kind of the agent's own condition of the Node."""
 
 
 class NodeCondition(msgspec.Struct, frozen=True):
-    """A condition of the Node. As in node-problem-detector, true means a problem."""
+    """The condition GpuDegraded. As in node-problem-detector, true means a problem."""
 
-    kind: str
     status: bool
     reason: str
     message: str
@@ -323,8 +301,7 @@ class NodeCondition(msgspec.Struct, frozen=True):
 _NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _KEY: Final = rf"(?:[A-Za-z0-9][-A-Za-z0-9_.]*/)?{_NAME}"
 _VALUE: Final = rf"(?:{_NAME})?"
-# No two runs of space may meet where a value is left out: to divide many spaces between them in
-# every way takes time by the square of their number.
+# No two runs of space may meet where a value is left out: that would take quadratic time.
 _REQUIREMENT: Final = re.compile(
     rf"\s*(?:!\s*(?P<absent>{_KEY})"
     rf"|(?P<key>{_KEY})(?:\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\)"
@@ -355,10 +332,7 @@ class Requirement(msgspec.Struct, frozen=True):
 def parse_selector(text: str) -> tuple[Requirement, ...]:
     """Parse a label selector, which selects what meets all its requirements.
 
-    Raises:
-        MalformedText: a part of it has none of the forms.
-
-    Source: kubernetes apimachinery pkg/labels/selector.go.
+    Raises MalformedText. Source: kubernetes apimachinery pkg/labels/selector.go.
     """
     requirements: list[Requirement] = []
     start, more = 0, ","

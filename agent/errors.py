@@ -4,9 +4,7 @@ import enum
 from typing import ClassVar
 
 FOREIGN_TEXT_LIMIT = 256
-
-READ_LIMIT = 64 * 1024
-"""How many characters of a foreign text `cap` looks at."""
+READ_LIMIT = 64 * 1024  # characters of a foreign text that `cap` looks at
 
 
 def cut(text: str, limit: int) -> str:
@@ -35,8 +33,7 @@ class AgentError(Exception):
     """
 
     exit_code: ClassVar[int] = 70
-    """With which the agent ends when nothing handles the error, after sysexits. systemd starts the
-    agent again after all of them but that of SettingsError."""
+    """After sysexits. systemd starts the agent again after all of them but SettingsError's."""
 
     def __init__(self, text: str, *, remedy: str = "") -> None:
         super().__init__(f"{text}: {remedy}" if remedy else text)
@@ -202,8 +199,7 @@ class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
     """An Allocate is answered with an error on purpose.
 
     `sentence` tells the pod's owner what is wrong and what to do. str() adds the id and appears in
-    the pod's status. Transient refusals become UNAVAILABLE, the others FAILED_PRECONDITION
-    (INVALID_ARGUMENT for a malformed request).
+    the pod's status. Transient refusals become UNAVAILABLE, the others FAILED_PRECONDITION.
     """
 
     def __init__(self, gate: RefusalReason, sentence: str) -> None:

@@ -7,9 +7,7 @@ rename, which no content can delay, and removed in passes on a thread of its own
 
 import asyncio
 import contextlib
-import errno
 import itertools
-import math
 import os
 import re
 import secrets
@@ -30,8 +28,7 @@ from agent.ledger import DIRECTORY_NAME, HookFacts
 
 log = structlog.get_logger(__name__)
 
-LISTED: Final = 100_000
-"""Entries read beside the container directories; only root can create any there."""
+LISTED: Final = 100_000  # entries read beside the container directories; only root can make any
 
 
 def open_in(
@@ -54,7 +51,6 @@ def open_containers(hook: Path) -> Iterator[int | None]:
                 above = open_in(open_directories, step, above)
         except FileNotFoundError:
             above = None
-
         yield above
 
 
@@ -75,20 +71,19 @@ def state_errors(hook: Path) -> Iterator[None]:
         raise StateError(
             f"HAMi-core's directories below {hook} cannot be used: {error.filename or 'an entry'}: "
             f"{error.strerror}; {hook} must be a directory of root's, without links in it, on a "
-            "disk that has room and can be written."
+            "disk that has room. If a pod changed its own directory, delete the pod."
         ) from error
 
 
 BYTES: Final = 256 * 2**20
-ENTRIES: Final = 10_000
-"""HAMi-core needs a few files of about 2 MiB. Counting ends here."""
+ENTRIES: Final = 10_000  # HAMi-core needs a few files of about 2 MiB. Counting ends here
 
 
 def large_directories(hook: Path) -> list[tuple[int, int, str]]:
     """The container directories with more than HAMi-core needs, the largest first.
 
-    Each has its allocated bytes, its entries and its name. More is: more than BYTES or ENTRIES, a
-    directory, or something that may not be looked at. Counting ends there. Raises StateError.
+    Each with its bytes, entries and name. More is: more than BYTES or ENTRIES, a directory, or what
+    may not be looked at. Counting ends there. Raises StateError.
     """
     found: list[tuple[int, int, str]] = []
     with open_containers(hook) as above:
@@ -110,27 +105,20 @@ def large_directories(hook: Path) -> list[tuple[int, int, str]]:
                 found.append((size, entries, name))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # the container removed or replaced it meanwhile
-
     return sorted(found, reverse=True)
 
 
 PARENT_MODE = 0o755
-LEAF_MODE = 0o777
-"""No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
-UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
-"""The errors of a directory whose access a tenant took away, or that was replaced."""
+LEAF_MODE = 0o777  # no sticky bit: libvgpu.so <= 2.8.0 removes another user's stale lock
 ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 """The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
 and including 2.6.1 crash on them."""
 STEPS: Final = 10_000
 """Steps in one directory in one pass: a process may still write into it, and others wait. A pass
 over what stays needs fewer: it is given up after FAILURES (kit/disk) entries."""
-AGAIN: Final = 3600.0
-"""Seconds between attempts to remove what stays: a tenant can make them costly."""
-PASS: Final = 0.5
-"""Seconds after which a pass begins no further directory: others use the disk and the processor."""
-ELF_HEAD = 20
-"""Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""
+AGAIN: Final = 3600.0  # seconds between attempts to remove what stays: they can be costly
+PASS: Final = 0.5  # seconds after which a pass begins no further directory: others need the disk
+ELF_HEAD = 20  # bytes with the magic number, the class (the fifth) and the machine (the last two)
 PRELOAD_LIMIT = 65536
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
@@ -140,15 +128,11 @@ class Cleared(msgspec.Struct, frozen=True):
 
     - `more`: a directory is not finished, or was not reached.
     - `kept`: how many cannot be removed. `why`: the system's error for the first of them.
-    - `available`, `inodes`: free bytes and inodes of the file system. NaN: not known; infinite:
-      not counted.
     """
 
     more: bool = False
     kept: int = 0
     why: str = ""
-    available: float = math.nan
-    inodes: float = math.nan
 
 
 class HostHookDirs:
@@ -166,12 +150,10 @@ class HostHookDirs:
         self._version = version
         self._offload = offload
         self._clearing = clearing
+        # Why each directory stays that could not be removed, and the loop time of the attempt.
         self._kept: dict[str, tuple[str, float]] = {}
-        """Why each directory stays that could not be removed, and the loop time of the attempt."""
-        self._last = ""
-        """The last directory of the last pass. The next pass begins behind it."""
-        self.set_aside = asyncio.Event()
-        """Something may have been set aside since the last pass."""
+        self._last = ""  # the last directory of the last pass. The next pass begins behind it
+        self.set_aside = asyncio.Event()  # something may have been set aside since the last pass
 
     async def facts(self) -> HookFacts:
         """Inspect the hook directory, as HAMi's server.go does for mounts. Raises StateError."""
@@ -201,7 +183,7 @@ class HostHookDirs:
         return await self._offload.call(self._found)
 
     async def clear(self) -> Cleared:
-        """Make one pass over what was set aside, and measure the room. Raises StateError."""
+        """Make one pass over what was set aside. Raises StateError."""
         return await self._clearing.call(self._clear, asyncio.get_running_loop().time)
 
     def _facts(self) -> HookFacts:
@@ -265,15 +247,7 @@ class HostHookDirs:
                     _set_aside(name, above)
                     os.mkdir(name, LEAF_MODE, dir_fd=above)
 
-            try:
-                set_mode(open_in(open_directories, name, above, PLACE), LEAF_MODE)
-            except OSError as error:
-                if error.errno not in UNUSABLE:
-                    raise
-                raise StateError(
-                    f"Container directory {name} cannot be used: a container changed its owner or "
-                    "its access. The container cannot start: delete the pod."
-                ) from error
+            set_mode(open_in(open_directories, name, above, PLACE), LEAF_MODE)
 
     def _remove(self, name: str) -> None:
         with open_containers(self._hook) as above, contextlib.suppress(FileNotFoundError):
@@ -314,20 +288,8 @@ class HostHookDirs:
                     except OSError as error:
                         self._kept[name] = error.strerror or "unknown error", now()
 
-        with state_errors(self._hook):
-            system = os.statvfs(self._hook)
-            # Each of these can be a mount. A missing one would be made in the one above it.
-            with contextlib.suppress(FileNotFoundError):
-                system = os.statvfs(self._hook / "vgpu")
-                system = os.statvfs(self._hook / "vgpu" / "containers")
-
-        return Cleared(
-            more=more,
-            kept=len(self._kept),
-            why=next((why for why, _ in self._kept.values()), ""),
-            available=float(system.f_bavail * system.f_frsize),
-            inodes=float(system.f_favail) if system.f_files else math.inf,
-        )
+        why = next((why for why, _ in self._kept.values()), "")
+        return Cleared(more=more, kept=len(self._kept), why=why)
 
 
 def _head(file: Path, size: int) -> bytes | None:
@@ -361,10 +323,8 @@ def _set_aside(name: str, above: int) -> None:
     os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
 
 
-PERIOD: Final = 60.0
-"""Seconds between two passes, each of which also measures the room."""
-DEADLINE: Final = 30.0
-"""Seconds for one pass. A single file can have terabytes."""
+PERIOD: Final = 60.0  # seconds between two passes when nothing was set aside
+DEADLINE: Final = 30.0  # seconds for one pass. A single file can have terabytes
 
 
 async def clear_directories(hooks: HostHookDirs, cleared: Cell[Cleared]) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
+from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodKey, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import (
@@ -139,9 +139,8 @@ class EditSettings(msgspec.Struct, frozen=True):
 class HookFacts(msgspec.Struct, frozen=True):
     """What this host has in its hook directory and in /dev. It decides the mounts.
 
-    - `library`: the host path of libvgpu.so to mount, the versioned one if present.
-    - `missing`: the files that every answer mounts and that do not exist.
-    - `loadable`: False if `library` is empty or no library for this machine.
+    - `library`: the host path of libvgpu.so to mount. `loadable`: False if it is empty or no
+      library for this machine. `missing`: the files that every answer mounts and that do not exist.
     - `preload`: the content of ld.so.preload; None if it is not known.
     - `device_nodes`: the driver's control nodes that exist.
     - `hook_path`: HAMi's HOOK_PATH, the directory above vgpu/.
@@ -164,24 +163,18 @@ class GrantedShare(msgspec.Struct, frozen=True):
 
 
 def container_directory(pod_uid: str, container: str) -> str:
-    """The name of the container's own directory, one path component.
-
-    Raises:
-        Refusal: the pod UID is no UID, or the container name is no DNS label. Such a name could
-            lead out of the parent directory.
-    """
+    """The name of the container's own directory. Raises Refusal if it could lead elsewhere."""
     name = f"{pod_uid}_{container}"
     if not DIRECTORY_NAME.fullmatch(name):
         text = f"{cap(name)!r} is not the UID of a pod and the name of a container"
         raise Refusal(RefusalReason.HOST_DIRECTORY, text)
-
     return name
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers.
+    """One pod that the kubelet knows, with the slice ids of its containers by resource name.
 
-    `containers`: the slice ids of each container, by resource name; none: nothing is allocated yet.
+    PodResources has no UID and no ordinary init containers.
     """
 
     namespace: str
@@ -206,10 +199,7 @@ class KubeletEpoch(msgspec.Struct, frozen=True):
 
 
 def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
-    """Whether the container ended for good since this kubelet started.
-
-    If it ended before, the kubelet may send Allocate for it when it admits the whole pod again.
-    """
+    """Whether the container ended for good under this kubelet, which asks for earlier ones anew."""
     return container.ended_at is not None and container.ended_at > epoch.since
 
 
@@ -250,17 +240,13 @@ class Row(msgspec.Struct, frozen=True):
     - `slice_ids`: the kubelet's ids of the last answer. In hami mode only their number counts.
     - `epoch`: the last kubelet instance that was answered or has booked the answer; `confirmed`:
       it has booked the answer.
-    - `adopted`: another plugin answered; the row only keeps the ids in use.
-    - `resource`: the requested resource name.
-    - `live_limits`: a share for each of `shares`, which an agent of an earlier version let an
-      operator set since the answer: its container has them. Empty: never. No agent sets them now.
-
-    In hami mode only:
     - `group`: the container's position in `…-allocated`.
+    - `adopted`: another plugin answered; the row only keeps the ids in use.
     - `offered`: the kubelet was offered free ids of the right GPUs before the last answer.
-    - `lock`: the exact text of the node lock at the first answer, which is the only lock that is
-      removed for the row; empty: there was none.
-    - `priority`: see ContainerView.
+    - `lock`: the exact text of the node lock at the first answer, the only one that is removed for
+      the row; empty: there was none.
+    - `live_limits`: what an agent of an earlier version let an operator set in place of `shares`:
+      the container has them. Empty: never. No agent sets them now.
     """
 
     key: ContainerKey
@@ -297,16 +283,18 @@ class Row(msgspec.Struct, frozen=True):
         return self.holder.pod if self.holder else ""
 
     @property
+    def pod_key(self) -> PodKey:
+        """Namespace and name of the holder's pod; empty: not known."""
+        return self.namespace, self.pod
+
+    @property
     def pod_uid(self) -> PodUid:
         """The UID of the holder's pod; empty in plain mode."""
         return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
 
     @property
     def directory(self) -> str:
-        """The name of its container directory; empty: it has none, because it has no limits.
-
-        It is also empty if the state file was changed by hand and the name could lead elsewhere.
-        """
+        """The name of its directory; empty: without limits, or the name could lead elsewhere."""
         name = f"{self.key.pod_uid}_{self.key.container}"
         has_one = self.decided_by is Decider.SCHEDULER or self.shares
         return name if has_one and DIRECTORY_NAME.fullmatch(name) else ""
@@ -321,8 +309,7 @@ class Row(msgspec.Struct, frozen=True):
     def is_live(self, table: PodTable) -> bool:
         """Whether its pod is there and has not ended, as far as the table knows.
 
-        After that the row stays for up to two minutes, until no container can use it. A row of the
-        kubelet's has no pod in the table.
+        A row of the kubelet's has no pod in the table.
         """
         if self.decided_by is Decider.KUBELET or not table.synced:
             return True
@@ -349,12 +336,12 @@ class Row(msgspec.Struct, frozen=True):
 def mismatch(row: Row) -> Refusal:
     """The sentence about a mismatched row for the pod's owner, also as the fence's refusal."""
     booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
-    return Refusal(
-        RefusalReason.OTHER_GPU_BOOKED,
-        f"Container {row.key.container} was given GPU "
-        f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
-        f"{', '.join(sorted(booked))} for it; create the pod again.",
+    given = ", ".join(share.uuid for share in row.shares)
+    text = (
+        f"Container {row.key.container} was given GPU {given}, but the kubelet booked slices of "
+        f"{', '.join(sorted(booked))} for it; create the pod again."
     )
+    return Refusal(RefusalReason.OTHER_GPU_BOOKED, text)
 
 
 class Ledger(msgspec.Struct, frozen=True, dict=True):
@@ -438,8 +425,7 @@ UNCONFIRMED_AFTER: Final = dt.timedelta(seconds=60)
 def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
     """How many rows have drift or cannot be compared; how many should be confirmed by now.
 
-    Drift: the agent could not offer the right ids before the answer. The kubelet used the ids of an
-    init container again, or another plugin answered.
+    Drift: the right ids could not be offered, as when the kubelet uses an init container's again.
     """
     late = Counter(
         row.role is Role.INIT
@@ -458,10 +444,7 @@ def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One change or refusal. `reason`: the reason of the Event, or the id of the refusal.
-
-    `namespace`, `pod` and `container` are empty if it is not about one, or if it is not known.
-    """
+    """One change or refusal. `reason`: the reason of the Event, or the id of the refusal."""
 
     at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
     reason: str
@@ -480,11 +463,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 
 class LastGood(msgspec.Struct, frozen=True):
-    """The files as they were last accepted; None: the file did not exist.
-
-    `labels`: the last known labels of the Node `node`; None: it was never seen. `written_by`: the
-    agent's version.
-    """
+    """The files as they were last accepted; None: there was none. `labels`: of the Node `node`."""
 
     written_by: str
     node: str
@@ -498,10 +477,7 @@ class LastGood(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """One generation of the state.
-
-    `boot_id`: the boot in which the health memory was written. `machine_id`: the host.
-    """
+    """One generation, of that host; `boot_id`: the boot in which its health memory was written."""
 
     generation: int = 0
     boot_id: str = ""

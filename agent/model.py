@@ -30,29 +30,31 @@ class Condition(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """Why a GPU has its condition."""
+    """Why a GPU has its condition.
+
+    - `MEMORY`: rows or pages wait for a reset, or no spare ones are left.
+    - `ADVICE`: the driver reports a recovery action, such as a reset.
+    - `REFUSED`: the driver refuses calls for the GPU until the GPU is reset.
+    - `FABRIC`: the GPU has not joined the fabric of its NVSwitches.
+    - `DRIVER`: the GPU does not answer. It is served until health.driverHang has passed.
+    - `MONITOR`: it answers, but the agent does not receive its events. It is served.
+    - `RELEASED`: an operator released it for work on it. It is neither served nor probed.
+    - `OFF`: the operator switched the health checks off.
+    """
 
     NONE = "none"
     XID = "xid"
     ECC = "ecc"
     MEMORY = "memory"
-    """Rows or pages wait for a reset, or no spare ones are left."""
     ADVICE = "advice"
-    """The driver reports a recovery action, such as a reset."""
     REFUSED = "refused"
-    """The driver refuses calls for the GPU until the GPU is reset."""
     FABRIC = "fabric"
-    """The GPU has not joined the fabric of its NVSwitches."""
     PROBE = "probe"
     LOST = "lost"
     DRIVER = "driver"
-    """The GPU does not answer. It is served until health.driverHang has passed."""
     MONITOR = "monitor"
-    """The GPU answers, but the agent does not receive its events. It is served."""
     RELEASED = "released"
-    """An operator released the GPU for work on it. It is neither served nor probed."""
     OFF = "off"
-    """The operator switched the health checks off."""
 
 
 class Action(enum.StrEnum):
@@ -72,13 +74,12 @@ class Health(msgspec.Struct, frozen=True):
     - `since`: when the condition began, with this cause.
     - `quiet_since`: when the cool-down last began again (a bad report, or the end of the need for a
       reset). None: it began with the condition.
-    - `serving`: whether the list, the register annotation and Allocate offer the GPU.
     - `cause` and `action`: text, so that an older agent can read the checkpoint of a newer one.
     - `text`: a sentence for people. It ends with the id `runbook` in brackets.
     - `needs_reset`: cleared by a boot, by lost-then-present, by refused-then-answered, or when the
       driver reports that no action is needed. With `needs_reboot`, only a boot clears it.
-    - `passed_probes`: passed probes since the last bad report.
-    - `bouts`: consecutive bouts, each soon after the end of the one before (`recovered_at`).
+    - `passed_probes`: since the last bad report.
+    - `bouts`: consecutive ones, each soon after the end of the one before (`recovered_at`).
     - `failures` and `failed_in_row` are of 0.1.0, for the form of the state file.
     """
 
@@ -114,8 +115,7 @@ class Health(msgspec.Struct, frozen=True):
 
 GpuUuid = NewType("GpuUuid", str)
 """`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
-NO_INDEX: Final = -1
-"""The index of a GPU whose index is not known, because the driver never described it."""
+NO_INDEX: Final = -1  # of a GPU that the driver never described
 
 
 class PciPath(enum.IntEnum):
@@ -130,7 +130,7 @@ class PciPath(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks."""
+    """The connection to the GPU `peer`; `path` None: not known."""
 
     peer: GpuUuid
     path: PciPath | None = None
@@ -138,11 +138,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One physical GPU. `minor` is the N of /dev/nvidiaN.
-
-    `index` is NO_INDEX if only the UUID is known. `memory_mib` is total bytes // 2**20, or None if
-    the driver does not report it (coherent memory).
-    """
+    """One physical GPU. `minor` is the N of /dev/nvidiaN; `memory_mib`: None: not reported."""
 
     uuid: GpuUuid
     index: int
@@ -167,41 +163,40 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Trouble(enum.StrEnum):
-    """Why the driver does not describe a GPU that it lists."""
+    """Why the driver does not describe a GPU that it lists.
+
+    `RESET`: it refuses calls for the GPU until it is reset. `UNLISTED`: the kernel's driver has the
+    GPU, and the library does not list it. It is named by its address.
+    """
 
     LOST = "lost"
     SILENT = "silent"
     RESET = "reset"
-    """The driver refuses calls for it until it is reset."""
     DENIED = "denied"
     RELEASED = "released"
     UNLISTED = "unlisted"
-    """The kernel's driver has it, and the library does not list it. It is named by its address."""
     UNSUPPORTED = "unsupported"
     FAILED = "failed"
 
 
+_OPEN: Final = "let the agent open its device file (/dev/nvidiaN), through the runtime or as root"
 _REMEDIES: Final = {
     # Nobody can reset what the driver does not reach: nvidia-smi says "Reboot the system".
     Trouble.LOST: "if this lasts, reboot the node",
     Trouble.FAILED: "if this lasts, reset it or reboot the node",
     Trouble.RESET: "reset it or reboot the node",
-    Trouble.SILENT: "it may still be initialising, which takes seconds without the persistence "
-    "daemon; it is shared as soon as it answers",
+    Trouble.SILENT: "without the persistence daemon it initialises for seconds, then it is shared",
     Trouble.RELEASED: "take it back with hami-agent recheck",
-    Trouble.DENIED: "let the agent open its device file (/dev/nvidiaN), through the container "
-    "runtime or as root",
-    Trouble.UNLISTED: "let the agent open its device file (/dev/nvidiaN), through the container "
-    "runtime or as root; restart the agent's pod if the GPU is new",
-    Trouble.UNSUPPORTED: "use a driver that supports this GPU, or leave it out with "
-    "sharing.filterUUIDs",
+    Trouble.DENIED: _OPEN,
+    Trouble.UNLISTED: f"{_OPEN}; restart the agent's pod if the GPU is new",
+    Trouble.UNSUPPORTED: "use a driver that supports it, or leave it out (sharing.filterUUIDs)",
 }
 
 
 class GpuFault(msgspec.Struct, frozen=True):
-    """A GPU that the driver lists but does not describe. The inventory leaves it out.
+    """A GPU that the driver lists but does not describe: its UUID, or `index N`.
 
-    `gpu` is the UUID, or `index N` if only the index is known. `index` is NO_INDEX if not known.
+    The inventory leaves it out.
     """
 
     gpu: str
@@ -226,8 +221,7 @@ class GpuFault(msgspec.Struct, frozen=True):
         return f"GPU {self.gpu if is_unplaced else f'{self.index} ({self.gpu})'}: {self.text}"
 
 
-NAMELESS: Final = "index "
-"""The prefix of GpuFault.gpu if only the index is known."""
+NAMELESS: Final = "index "  # the prefix of GpuFault.gpu if only the index is known
 
 
 def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tuple[GpuFault, ...]:
@@ -259,8 +253,7 @@ class GpuSample(msgspec.Struct, frozen=True):
 
     - `gpu_percent`, `memory_percent`: the share of the last sample period in which a kernel ran, or
       the memory was read or written.
-    - `used_mib`: by processes; drivers before 510 count what they reserve, too. `reserved_mib`: by
-      the driver, as far as `used_mib` is without it.
+    - `used_mib`: by processes; drivers before 510 count what they reserve (`reserved_mib`) too.
     - `ecc_corrected`, `ecc_uncorrected`: in the life of the GPU, until somebody clears them.
     """
 
@@ -293,12 +286,9 @@ Held = Mapping[GpuUuid, tuple[SliceId, ...]]
 
 MIB = 1024 * 1024
 MIG_MODE = "mig"
-LIST_BYTES = 7 * MIB // 2
-"""Most bytes of a list. The kubelet ends the stream at 4 MiB; the rest is for ids still held."""
-INT32_MAX = 2**31 - 1
-"""The largest number of MiB or percent in the register annotation."""
-MAX_NUMBER = 9_999_999_999
-"""The largest number of a slice."""
+LIST_BYTES = 7 * MIB // 2  # of a list at most. The kubelet ends the stream at 4 MiB
+INT32_MAX = 2**31 - 1  # the largest number of MiB or percent in the register annotation
+MAX_NUMBER = 9_999_999_999  # the largest number of a slice
 
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
@@ -378,10 +368,7 @@ def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
 
 @functools.lru_cache(maxsize=256)
 def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tuple[SliceId, ...]:
-    """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count.
-
-    A node can have thousands, and each answer asks for those of all its GPUs; so they are kept.
-    """
+    """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count."""
     numbers = {pair[1] for pair in map(split_slice_id, held) if pair and pair[0] == uuid}
     unused = (number for number in range(split_count) if number not in numbers)
     numbers.update(itertools.islice(unused, max(0, split_count - len(numbers))))
@@ -391,8 +378,7 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tu
 def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
     """MiB to register for a GPU, or None if the GPU must be left out.
 
-    Truncated as by HAMi; but larger numbers become INT32_MAX, and HAMi's overflow.
-    Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
+    As HAMi's register.go (getAPIDevices); but larger numbers become INT32_MAX, and HAMi's overflow.
     """
     known = memory_mib if memory_mib is not None else settings.preconfigured_mib
     if known <= 0:
@@ -416,8 +402,7 @@ def type_name(name: str) -> str:
 # pkg/device/nvidia/calculate_score.go.
 
 NVLINK_POINTS: Final = 100
-MOST_NVLINKS: Final = 18
-"""NVLinks beyond this number between two GPUs bring no points."""
+MOST_NVLINKS: Final = 18  # NVLinks beyond this number between two GPUs bring no points
 
 Scores = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 """Points by the two GPUs of a pair."""
@@ -459,9 +444,8 @@ WITHHELD: Final = "no slice of this node is on offer: `/readyz?verbose` says why
 
 
 class SharedGpu(msgspec.Struct, frozen=True):
-    """One GPU and how it is shared.
+    """One GPU and how it is shared; `registered_mib` and `core_percent` after scaling.
 
-    - `registered_mib` and `core_percent`: MiB and percent after scaling.
     - `present`: False if the GPU is shown but not offered. It vanished or is no longer shared while
       a container holds a slice of it; or the container runtime would not find it; or it is
       unhealthy and the driver lists it without describing it: then it has no slices.
@@ -526,9 +510,9 @@ class Inventory(msgspec.Struct, frozen=True):
 
     def obstacles(self, gpu: SharedGpu) -> tuple[str, ...]:
         """Reasons other than health for which new containers do not get the GPU."""
-        if gpu.serving:
-            return (WITHHELD,) if self.withheld else ()
-        return (f"it {gpu.unavailable_reason}",) if gpu.health.serving else ()
+        if not gpu.health.serving or self.offers(gpu):
+            return ()
+        return (WITHHELD if gpu.present else f"it {gpu.unavailable_reason}",)
 
 
 # What the driver and probes report about a GPU, before any verdict.
@@ -537,7 +521,7 @@ class Inventory(msgspec.Struct, frozen=True):
 class RecoveryAction(enum.StrEnum):
     """The action that the GPU needs (nvmlDeviceGpuRecoveryAction_t, from driver 570 on).
 
-    In the order of NVML's numbers, from 0.
+    In the order of NVML's numbers, from 0. `OTHER`: one that the agent does not know.
     """
 
     NONE = "none"
@@ -549,7 +533,6 @@ class RecoveryAction(enum.StrEnum):
     BUS_RESET = "bus-reset"
     SYSTEM_REBOOT = "system-reboot"
     OTHER = "other"
-    """An action of a newer driver that the agent does not know."""
 
 
 class FabricState(enum.StrEnum):
@@ -577,16 +560,12 @@ class GpuSigns(msgspec.Struct, frozen=True):
     fabric: FabricState | None = None
 
 
-NO_SIGNS = GpuSigns()
-
-
 class EventKind(enum.StrEnum):
-    """Kinds of driver reports."""
+    """Kinds of driver reports. `CHANGED`: GPUs came, went or changed their order: scan again."""
 
     XID = "xid"
     ECC_DOUBLE = "ecc-double"
     CHANGED = "changed"
-    """GPUs came, went or changed their order: scan again."""
 
 
 class DriverEvent(msgspec.Struct, frozen=True):
@@ -610,14 +589,13 @@ class ProbeOutcome(enum.StrEnum):
 class Probe(msgspec.Struct, frozen=True):
     """The result of probing the GPU `uuid`. `text` is the driver's error text.
 
-    `unmonitored`: why the agent does not receive the events of this GPU. Empty if it does, or if
-    the agent does not listen for events.
+    `unmonitored`: why the agent does not receive this GPU's events, if it should.
     """
 
     uuid: GpuUuid
     outcome: ProbeOutcome
     text: str = ""
-    signs: GpuSigns = NO_SIGNS
+    signs: GpuSigns = GpuSigns()
     unmonitored: str = ""
 
 

@@ -1,11 +1,10 @@
 """The Protocols of the outside world, on which services depend.
 
-Every async method raises only errors of agent.errors. The caller sets deadlines
-(asyncio.timeout), except where a method says that it keeps its own.
+Async methods raise only errors of agent.errors. Unless a method keeps its own deadline, callers do.
 """
 
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from agent.cluster import NodeView, PodChange, PodList, PodUid, PodView
@@ -74,11 +73,8 @@ class Witness(Protocol):
         """All active pods. Raises WitnessThrottled, KubeletError."""
 
 
-class KubeletRecords(Protocol):
-    """The kubelet's checkpoint file, read-only."""
-
-    async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
-        """The ids of `resource` of each container it records; None when absent or unreadable."""
+RecordsReader = Callable[[str], Awaitable[Mapping[ContainerKey, frozenset[SliceId]] | None]]
+"""Reads the kubelet's checkpoint: the ids of that resource of each container; None: not known."""
 
 
 class Containers(Protocol):
@@ -92,35 +88,31 @@ class Containers(Protocol):
 
 
 class NodeApi(Protocol):
-    """This Node at the API server. Methods keep their own deadline of 10 s a request."""
+    """This Node at the API server. Each request has 10 s. Methods raise ApiError."""
 
     def watch_node(self) -> AsyncIterator[NodeView | None]:
-        """One WATCH: the Node and its changes; None: no Node, which may take two minutes to say.
-
-        Raises ApiError.
-        """
+        """One WATCH: the Node and its changes; None: no Node, which may take two minutes to say."""
 
     async def get_node(self) -> NodeView | None:
-        """One consistent GET; None: the Node does not exist. Raises ApiError."""
+        """One consistent GET; None: the Node does not exist."""
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """Merge-patch annotations (None removes) and return the Node. Raises ApiError."""
+        """Merge-patch annotations (None removes) and return the Node."""
 
     async def release_lock(self, key: str, value: str) -> None:
         """JSON patch: test that annotation `key` is `value`, then remove. Raises ApiInvalid."""
 
 
 class PodApi(Protocol):
-    """The pods of this node at the API server. Methods keep their own deadline of 10 s."""
+    """The pods of this node at the API server. Each request has 10 s. Methods raise ApiError."""
 
     async def list_pods(self) -> PodList:
-        """One LIST with spec.nodeName of this node. Raises ApiError."""
+        """One LIST with spec.nodeName of this node."""
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """One consistent GET; None: no pod of this node has the name.
 
-        Raises ApiError. With a node's own identity, ApiForbidden also means that the pod is gone,
-        on another node, or was bound to this node only a moment ago.
+        A node's own identity gets ApiForbidden for a pod that is gone, or not yet seen here.
         """
 
     def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
@@ -148,7 +140,6 @@ class Disk(Protocol):
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Durably replace: temp, write, fsync, rename, directory fsync.
 
-        `keep` names a file that receives the former content (a second durable generation).
-        Raises StateError; then the old content is there. Exception: if only the directory fsync
-        failed, the new content may be there.
+        `keep` names a file for the former content. Raises StateError; then that content is there,
+        unless only the directory fsync failed.
         """

@@ -33,7 +33,7 @@ from agent.ledger import (
     mismatch,
 )
 from agent.model import SliceId, split_slice_id
-from agent.ports import Clock, KubeletRecords, Witness
+from agent.ports import Clock, RecordsReader, Witness
 
 log = structlog.get_logger(__name__)
 
@@ -41,35 +41,16 @@ T = TypeVar("T")
 
 # How often the ledger is compared with the kubelet, in both modes. All numbers are seconds.
 
-PERIOD = 60.0
-"""Between Lists when nothing happens."""
-
-QUIET = 0.5
-"""Without an Allocate before a List. A List can un-mark ids that an Allocate is giving out."""
-
-QUIET_WITHIN = 10.0
-"""For which a List waits at most for that, in hami mode."""
-
-PAUSE = 1.0
-"""Between Lists while the kubelet may be about to book an answer."""
-
-YOUNG = 4.0
-"""After an answer, for which that is so. Later the next List confirms it."""
-
-SETTLING = 30.0
-"""For a new kubelet to learn its pods. It knows none at first."""
-
-SETTLING_PAUSE = 3.0
-"""Between Lists in this time, until the kubelet has named the holders of all rows."""
-
-RETRY = 15.0
-"""After a List that failed, or left something to do, and while a row's pod has ended."""
-
-THROTTLED_PAUSE = 0.02
-"""Until PodResources is asked again after it throttled a call: it serves 100 calls a second."""
-
-DEADLINE = 2.0
-"""For one call to the kubelet, or for one directory."""
+PERIOD = 60.0  # between Lists when nothing happens
+QUIET = 0.5  # without an Allocate before a List, which can un-mark ids that one is giving out
+QUIET_WITHIN = 10.0  # for which a List waits at most for that, in hami mode
+PAUSE = 1.0  # between Lists while the kubelet may be about to book an answer
+YOUNG = 4.0  # after an answer, for which that is so; later the next List confirms it
+SETTLING = 30.0  # for a new kubelet to learn its pods: it knows none at first
+SETTLING_PAUSE = 3.0  # between Lists in this time, until the kubelet has named all holders
+RETRY = 15.0  # after a List that failed or left something to do, and while a row's pod has ended
+THROTTLED_PAUSE = 0.02  # until PodResources is asked again: it serves 100 calls a second
+DEADLINE = 2.0  # for one call to the kubelet, or for one directory
 
 # How long a row stays while no List shows a container with it. The next List closes it.
 
@@ -96,8 +77,7 @@ answered again is not idle any more. The times are the loop's, which nobody sets
 class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     """The facts that a reconcile compares with the ledger.
 
-    - `holdings`: the kubelet's answers about all pods.
-    - `elapsed`: the loop's time.
+    - `holdings`: the kubelet's answers about all pods. `elapsed`: the loop's time.
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the names of the container directories; empty: not searched.
     - `idle`: as the last reconcile found it, of the same kubelet instance.
@@ -128,15 +108,17 @@ class Adoption(msgspec.Struct, frozen=True):
     container: ContainerView
     ids: tuple[SliceId, ...]
 
+    @property
+    def key(self) -> ContainerKey:
+        """The key of the container's row."""
+        return ContainerKey(self.pod.uid, self.container.name)
+
 
 class Findings(msgspec.Struct, frozen=True):
     """What differs between the ledger and the facts.
 
-    - `confirmed`: rows that the kubelet confirms, with their new values.
-    - `over`: rows that no container can use any more.
-    - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use, also for each
-      container to adopt.
-    - `idle`: for the next reconcile.
+    `confirmed`: rows as the kubelet confirms them. `over`: rows that no container can use any more.
+    `strangers`: rows that only keep ids in use, also for each container to adopt.
     """
 
     confirmed: tuple[Row, ...] = ()
@@ -149,17 +131,13 @@ class Findings(msgspec.Struct, frozen=True):
 def _closing(
     unused: Iterable[tuple[Row, float]], seen: ReconcileFacts
 ) -> tuple[Idle, tuple[Row, ...]]:
-    """Which rows are idle, and which of them are over.
-
-    `unused`: rows without a container, and the seconds that each stays.
-    """
+    """Which rows are idle, and which are over. `unused`: those, and the seconds that each stays."""
     idle, over = dict[tuple[ContainerKey, dt.datetime], float](), list[Row]()
     for row, grace in unused:
         name = row.key, row.answered_at
         idle[name] = seen.idle.get(name, seen.elapsed)
         if idle[name] + grace <= seen.elapsed:
             over.append(row)
-
     return idle, tuple(over)
 
 
@@ -168,9 +146,6 @@ def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
 
     Several rows can have the same ids, for example an init container's and that of a deleted pod.
     The last answer counts. A container without a row may start.
-
-    Raises:
-        Refusal: the kubelet booked other GPUs than those that were offered and answered.
     """
     answered, wanted = ledger.rows_by(Decider.SCHEDULER), frozenset(ids)
     rows = [row for row in answered if frozenset(row.slice_ids) == wanted]
@@ -188,12 +163,11 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     In plain mode that is all rows: a state file of an earlier version may have rows of hami mode.
     In hami mode it is the strangers' rows.
 
-    Only the kubelet reports pods here. While it starts it knows no pod; after a lost checkpoint it
-    does not know which ids a running container holds. So a row is over only when no container can
-    use it: its holder's pod is gone, or it never had a holder and no container has its ids. If the
-    kubelet instance that named the holder no longer lists it, it is gone. In all other cases the
-    kubelet's checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod
-    ended.
+    While the kubelet starts it knows no pod; after a lost checkpoint it does not know which ids a
+    running container holds. So a row is over only when no container can use it: its holder's pod is
+    gone, or it never had a holder and no container has its ids. If the kubelet instance that named
+    the holder no longer lists it, it is gone. In all other cases the kubelet's checkpoint file must
+    agree: it forgets a pod only when the kubelet knows that the pod ended.
     """
     holders = {
         Holder(holding.namespace, holding.pod, container): ids
@@ -233,7 +207,7 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
             is_used = not held.isdisjoint(ids)  # any holder of these ids may use this row
         else:
             # A container that is listed with other ids was answered anew, for a row of hami mode.
-            is_listed = (row.holder.namespace, row.holder.pod) in seen.by_pod
+            is_listed = row.pod_key in seen.by_pod
             is_used = holder is not None or (is_listed and row.holder not in holders)
 
         if not is_used:
@@ -269,10 +243,7 @@ def _only_holder(
 
 
 def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
-    """How long the row stays while no container is seen with it; infinite: not known yet.
-
-    `left`: the recorded ids that no holder explains.
-    """
+    """How long the row stays while no container is seen with it; infinite: not known yet."""
     is_new = row.epoch != seen.epoch
     if row.holder is None and row.confirmed and is_new:  # only the file named it: init container
         return LOST_GRACE
@@ -282,17 +253,13 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
         return math.inf  # a kubelet that knows no pod has just started
     if seen.recorded is None:
         return UNREAD_GRACE
-
     return GRACE if left.isdisjoint(row.slice_ids) else math.inf
 
 
 def stranger_row(
     holder: Holder, ids: Iterable[SliceId], resource: str, seen: ReconcileFacts
 ) -> Row:
-    """A row that only keeps the ids in use: the container's answer is not known.
-
-    Equal holders and ids get equal keys.
-    """
+    """A row that only keeps the ids in use. Equal holders and ids get equal keys."""
     slice_ids = tuple(sorted(ids))
     name = "/".join((*msgspec.structs.astuple(holder), *slice_ids))
     return Row(
@@ -325,7 +292,6 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     adopt = tuple(_adoptions(ledger, seen))
     idle, over = _closing(_unused(rows, seen), seen)
-
     return Findings(
         confirmed=(*(new for row in rows if (new := _confirm(row, seen)) != row), *kept.confirmed),
         over=(*over, *kept.over),
@@ -343,20 +309,16 @@ def _confirm(row: Row, seen: ReconcileFacts) -> Row:
     this instance, and its unknown pod as dead.
     """
     pod = seen.table.pods.get(row.key.pod_uid)
-    holding = seen.by_pod.get((row.namespace, row.pod))
+    holding = seen.by_pod.get(row.pod_key)
     if pod is None or pod.terminal or holding is None:
         return row
-
-    if row.role is not Role.INIT:
-        ids = holding.ids_of(row.key.container, row.resource)
-    else:
+    ids = holding.ids_of(row.key.container, row.resource)
+    if row.role is Role.INIT:
         ids = frozenset(row.slice_ids if row.key in (seen.recorded or {}) else ())
-
-    return (
-        msgspec.structs.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
-        if ids
-        else row
-    )
+    if not ids:
+        return row
+    slice_ids = tuple(sorted(ids))
+    return msgspec.structs.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=slice_ids)
 
 
 def _unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, float]]:
@@ -367,19 +329,15 @@ def _unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, fl
     """
     if not seen.table.synced or seen.table.stale:
         return
-
     for row in rows:
         pod = seen.table.pods.get(row.key.pod_uid)
-        name = row.namespace, row.pod
         if pod is None:
             # What the kubelet has may be the deleted pod, or its successor.
-            if name not in seen.by_pod or seen.table.named(*name) is not None:
+            if row.pod_key not in seen.by_pod or seen.table.named(*row.pod_key) is not None:
                 yield row, GRACE
-        elif pod.phase is Phase.SUCCEEDED:
-            yield row, 0.0
-        elif pod.phase is Phase.FAILED:
+        elif pod.terminal:
             # One that the kubelet rejects at its start is failed while its containers still run.
-            yield row, GRACE
+            yield row, 0.0 if pod.phase is Phase.SUCCEEDED else GRACE
 
 
 def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
@@ -391,20 +349,17 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
     for pod in seen.table.pods.values():
         if pod.terminal or not pod.groups:
             continue
-
         holding = None if _may_hold_for_another(pod, ledger, seen) else seen.by_pod.get(pod.key)
         for container in pod.gpu_containers:
             key = ContainerKey(pod.uid, container.name)
             if ledger.find(key) is not None:
                 continue
-
             ids = holding.ids_of(container.name, container.resource) if holding else Held()
             is_new = pod.phase is Phase.PENDING and pod.reusable_name
             if is_new and seen.recorded is not None and key not in seen.recorded:
                 # They are another pod's of that name, which may have been created and deleted
                 # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = Held()
-
             if ids or f"{pod.uid}_{container.name}" in seen.directories:
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
@@ -412,11 +367,7 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
 def _strangers(
     found: Iterable[Row], adopt: Iterable[Adoption], ledger: Ledger, seen: ReconcileFacts
 ) -> Iterator[Row]:
-    """Those of `found` whose container was not answered, by us or by another plugin.
-
-    That is, whose pod has no groups. A container to adopt is among them, in case its answer cannot
-    be read.
-    """
+    """Those of `found` whose pod has no groups, and those to adopt, in case it cannot be done."""
     answered = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
     to_adopt = {Holder(*each.pod.key, each.container.name) for each in adopt}
     for row in found if seen.table.synced else ():
@@ -429,13 +380,12 @@ def _strangers(
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:
     """Whether the kubelet may hold the ids for a deleted pod of the same name.
 
-    Either the table has the deleted pod, or it was deleted while the agent was down and its row is
-    still there. The time of the deletion does not matter.
+    Either the table has it, or it was deleted while the agent was down and its row is still there.
     """
     return pod.phase is Phase.PENDING and (
         any(stone.pod.key == pod.key for stone in seen.table.tombstones)
         or any(
-            (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
+            row.pod_key == pod.key and row.key.pod_uid != pod.uid
             for row in ledger.rows_by(Decider.SCHEDULER)
         )
     )
@@ -462,13 +412,11 @@ class Reconcile:
     adopts containers that the ledger does not know: another plugin answered them, or the state file
     was lost. It closes rows that no container can use any more; the rules for that differ by mode.
 
-    - `epoch`: the present kubelet instance. `resource`: the present name.
     - `taken`: the rows that a call is answering or the reconcile is closing, shared with Allocate:
       a row is never answered and closed at the same time.
     - `calls`: the kubelet's requests under way.
     - `adopt`: makes the row of a container that was answered, or returns None if the answer is
       unreadable. In plain mode it is None: no source has another plugin's answer there.
-    - `commit` may raise StateError. `say` takes the Events about mismatches.
     """
 
     pods: Cell[PodTable]
@@ -477,7 +425,7 @@ class Reconcile:
     taken: set[ContainerKey]
     calls: IdleWaiter
     witness: Witness
-    records: KubeletRecords
+    records: RecordsReader
     hooks: HostHookDirs
     clock: Clock
     resource: Cell[str]
@@ -495,10 +443,7 @@ class Reconcile:
         )
 
     async def run(self) -> NoReturn:
-        """Reconcile for ever.
-
-        That is at the start, after answers and ends of pods, for each new kubelet, and each minute.
-        """
+        """Reconcile at the start, after changes, for each new kubelet, and each minute."""
         await self.pods.until(lambda table: table.synced)
         news = News(self.pods, self.ledger, self.epoch)
         known, known_since = None, 0.0
@@ -533,11 +478,9 @@ class Reconcile:
         ]
         if any(0 <= age < YOUNG for age in ages):
             return PAUSE
-
         is_new = loop_time() - known_since < SETTLING
         if is_new and any(row.epoch != epoch for row in rows):
             return SETTLING_PAUSE
-
         is_ended = any(not row.is_live(self.pods.value) for row in rows)
         return RETRY if is_ended or not is_done else PERIOD
 
@@ -559,7 +502,7 @@ class Reconcile:
         if not is_plain and not self._has_searched:
             found = await _within(self.hooks.found(), "hooks.not_searched")
 
-        read = self.records.read(self.resource.value)
+        read = self.records(self.resource.value)
         recorded = await _within(read, "reconcile.records_unread")
         ledger = self.ledger.value
         seen = ReconcileFacts(
@@ -586,11 +529,7 @@ class Reconcile:
             gone = {"", *await self._removed(row.directory for row in over if row.directory)}
             over = [row for row in over if row.directory in gone]
             # A call makes the directory before its row.
-            wanted = [
-                each
-                for each in findings.adopt
-                if ContainerKey(each.pod.uid, each.container.name) not in self.taken
-            ]
+            wanted = [each for each in findings.adopt if each.key not in self.taken]
             made = [await self.adopt(each) for each in wanted] if self.adopt else []
             adopted = [row for row in made if row is not None]
             # Of an answer that cannot be read a row keeps the ids in use, and a later List tries
@@ -602,9 +541,9 @@ class Reconcile:
         finally:
             self.taken.difference_update(closing)
 
-        done = len(adopted) == len(findings.adopt) and len(over) == len(findings.over)
-        self._has_searched = self._has_searched or (done and found is not None)
-        return done
+        # An answer that cannot be read is tried again with the next List, and hastens none.
+        self._has_searched |= found is not None and len(adopted) == len(findings.adopt)
+        return len(over) == len(findings.over)
 
     async def _removed(self, names: Iterable[str]) -> Sequence[str]:
         """Remove the container directories. Returns those that are gone."""
@@ -618,7 +557,6 @@ class Reconcile:
                 log.warning("hooks.not_removed", directory=name, err=str(error) or "out of time")
                 if isinstance(error, TimeoutError):
                     break  # the disk does not answer: the others wait for the next List
-
         return gone
 
     async def _write(

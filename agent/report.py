@@ -14,7 +14,6 @@ import structlog
 from agent.allocate.room import takes_room
 from agent.cluster import (
     CORDON,
-    GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
     NodeCondition,
@@ -259,7 +258,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
         since = max((gpu.health.since for gpu in gpus), default=now)
 
     reason = "NotServed" if ill else "AllServed"
-    return NodeCondition(GPU_DEGRADED, status=bool(ill), reason=reason, message=text, since=since)
+    return NodeCondition(status=bool(ill), reason=reason, message=text, since=since)
 
 
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.

@@ -70,16 +70,11 @@ text_or_whole = ValueType(_text_or_whole, {"type": ["string", "integer"]})
 """A string. A whole number becomes the string of its digits."""
 
 
-def text_where(
-    holds: Callable[[str], object],
-    expected: str,
-    read: Callable[[object], str] = read_text,
-    **schema: object,
-) -> ValueType:
+def text_where(holds: Callable[[str], object], expected: str, **schema: object) -> ValueType:
     """Text for which `holds` is true. Messages say what was `expected`."""
 
     def check(value: object) -> str:
-        found = read(value)
+        found = read_text(value)
         if not holds(found):
             raise WrongValue(expected)
         return found
@@ -154,14 +149,6 @@ def list_of(item: ValueType, least: int = 0) -> ValueType:
 
 texts = list_of(text)
 
-_INDEX = re.compile("[0-9]{1,19}").fullmatch
-indexes = list_of(
-    ValueType(
-        text_where(_INDEX, "expected GPU indexes", _text_or_whole).read,
-        {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
-    )
-)
-
 
 # Numbers and durations.
 
@@ -209,6 +196,10 @@ def number(
 def whole(low: int, high: int) -> ValueType:
     """A whole number from `low` to `high`."""
     return number(low, high, _whole, "a whole number", kind="integer")
+
+
+indexes = list_of(whole(0, 1_000_000))
+"""Of GPUs."""
 
 
 HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."

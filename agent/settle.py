@@ -36,7 +36,7 @@ from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNot
 from agent.hami.annotations import consume, held_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff
-from agent.kit.timing import Tally, loop_time
+from agent.kit.timing import loop_time
 from agent.ledger import Ledger, is_over
 from agent.ports import Clock, NodeApi, PodApi
 
@@ -52,22 +52,15 @@ ANSWERED_GRACE = dt.timedelta(seconds=2)
 """How long a lock that no row notes may stay after the last answer to its owner."""
 
 UNCLAIMED = dt.timedelta(seconds=30)
-"""How long the agent must have seen a lock before it removes one whose owner is not here.
-
-The scheduler takes the lock before it binds the pod, and its client queue can delay the bind.
-"""
+"""How long the agent must have seen a lock before it removes one whose owner is not here. The
+scheduler takes the lock before it binds the pod, and its client queue can delay the bind."""
 
 REFUSED_AT_ONCE = 32
-"""Refused pods of one namespace that are settled at a time; the others follow. One tenant can have
-thousands: a pod that is bound without a scheduler stays when it is refused, and its controller
-makes the next one. Each change goes through all effects that are owed."""
+"""Refused pods of one namespace that are settled at a time. One tenant can have thousands: a pod
+that is bound without a scheduler stays when it is refused, and its controller makes the next."""
 
-NOW = dt.datetime.min.replace(tzinfo=dt.UTC)
-"""An effect with this time is due at once."""
-
-NOBODY = PodUid("")
-"""The pod UID of an effect whose pod is not on this node."""
-
+NOW = dt.datetime.min.replace(tzinfo=dt.UTC)  # an effect with this time is due at once
+NOBODY = PodUid("")  # of an effect whose pod is not on this node
 REFUSED_EVENT = "AllocationRefused"
 
 
@@ -81,9 +74,8 @@ class EffectKind(enum.StrEnum):
 class Effect(msgspec.Struct, frozen=True):
     """What is owed to a pod or to the scheduler. `due`: not before this time.
 
-    - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
-      consumed positions) for the pod; `lock`: the exact text of a lock to remove afterwards.
-    - release-lock: `lock` is the exact text.
+    `lock`: the exact text of the lock to remove. Settle-pod does so after it gave the pod the
+    `phase` (empty while containers are missing) and consumed the `groups` at these positions.
     """
 
     kind: EffectKind
@@ -96,16 +88,18 @@ class Effect(msgspec.Struct, frozen=True):
     lock: str = ""
 
     @property
+    def place(self) -> tuple[EffectKind, PodUid]:
+        """One effect of each place is under way at a time: two patches could change their order."""
+        return self.kind, self.pod_uid
+
+    @property
     def identity(self) -> tuple[EffectKind, PodUid, str]:
         """Effects of equal identity are tried again as one, at growing intervals."""
         return self.kind, self.pod_uid, self.lock
 
 
 class SettlementFacts(msgspec.Struct, frozen=True):
-    """The facts that settlement reads.
-
-    `standing`: for how long the agent has seen this lock while it followed the pods without a gap.
-    """
+    """What settlement reads. `standing`: how long this lock was seen without a gap in the pods."""
 
     table: PodTable
     ledger: Ledger
@@ -174,7 +168,6 @@ def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
         is_noted = pod.annotations.get(BIND_PHASE) == PHASE_FAILED
         if pod.static or is_noted or not refusal_text(pod):
             continue
-
         begun[pod.namespace] += 1
         if begun[pod.namespace] <= REFUSED_AT_ONCE:
             where = pod.uid, pod.namespace, pod.name
@@ -185,13 +178,10 @@ def _for_lock(facts: SettlementFacts) -> Iterator[Effect]:
     """Remove the lock of an owner that no longer needs it: answered in full, terminal, or gone.
 
     The lock has no UID, its time stamp has no fixed order to the pod's, and Pods and Node have
-    separate watches. So the owner is found in one of three ways:
-    - A pod was answered under exactly this lock; if it is gone, a patch with its UID shows that no
-      other pod has the name.
-    - For another owner on this node, a patch with its UID shows that no other pod has the name.
-    - If the owner is not here, or asks for no GPU of ours, the lock must have stood for UNCLAIMED.
-      HAMi lets a pod take over the lock of a former pod of its name, and a pod that asks for no GPU
-      may wait for another vendor's plugin.
+    separate watches. So a patch with the owner's UID shows that no other pod has the name, unless
+    it is here and was answered under exactly this lock. If the owner is not here, or asks for no
+    GPU of ours, the lock must have stood for UNCLAIMED: HAMi lets a pod take over the lock of a
+    former pod of its name, and a pod that asks for no GPU may wait for another vendor's plugin.
     """
     lock = facts.lock
     if lock is None or lock.owner is None:
@@ -222,13 +212,12 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
 
     A container that runs needs none: after a lost checkpoint the kubelet starts pods without an
     Allocate. But after a reboot the status is old, and the kubelet may be about to ask: so the lock
-    must have stood for UNCLAIMED. An answer in the future is old, because the clock was set back.
+    must have stood for UNCLAIMED.
     """
     rows = {row.key.container: row for row in facts.ledger.rows_of(pod.uid)}
     last = max((row.answered_at for row in rows.values()), default=None)
     if last is not None and dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE:
         return False
-
     # Ordinary init containers end before app containers.
     is_past = pod.phase is Phase.RUNNING
     has_stood = facts.standing >= UNCLAIMED
@@ -257,15 +246,12 @@ DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds before each retry of an effect; the last one repeats."""
 
 LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 4.0)
-"""The same for a lock. Until a lock is free, the scheduler places nothing on this node. It must be
-free 5 s after the API server is back, jitter included."""
+"""The same for a lock: it must be free 5 s after the API server is back, jitter included."""
 
 PARALLEL = 4
-"""The most effects in flight. One place is reserved for locks, so that requests for pods that hang
-do not delay locks."""
+"""The most effects in flight. One place is for locks, which requests that hang must not delay."""
 
-GRAIN = 0.001
-"""Seconds; shorter waits count as 0."""
+GRAIN = 0.001  # seconds; shorter waits count as 0
 
 
 class _Attempt(msgspec.Struct, eq=False):
@@ -278,11 +264,9 @@ class _Attempt(msgspec.Struct, eq=False):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Settlement:
-    """Derives what is owed, performs it, and retries it until it is done.
+    """Performs what is owed until the API server accepts it or can never accept it, locks first.
 
-    - Locks come first, because the scheduler waits for them.
-    - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
-    - When a pod has the note that it was refused, `say` gets an Event about it, which may be lost.
+    When a pod has the note that it was refused, `say` gets an Event about it, which may be lost.
     """
 
     pods: Cell[PodTable]
@@ -299,21 +283,11 @@ class Settlement:
         """A lock's text, and the loop time at which it was first seen with a current pod table."""
         self._tried: dict[tuple[EffectKind, PodUid, str], _Attempt] = {}
         self._active: set[tuple[EffectKind, PodUid]] = set()
-        """What is under way. Two patches of a pod could arrive in the other order."""
         self._ended = Cell(0)
         """How many attempts have ended."""
-        self.results = Tally(
-            "outbox_effects_total",
-            "Effects that followed an answer, by kind and result.",
-            ("kind", "result"),
-        )
 
     async def run(self) -> NoReturn:
-        """Perform every effect when it is due.
-
-        Effects are derived after each change of pods, Node or ledger, after each attempt, and each
-        second while the node is locked.
-        """
+        """Perform every effect when it is due, for ever."""
         news = News(self.pods, self.node, self.ledger, self._ended)
         self._active.clear()  # an attempt that was cancelled before its first step left its place
         async with asyncio.TaskGroup() as group:
@@ -325,15 +299,15 @@ class Settlement:
                     self._open(lock), key=lambda each: (not each.lock, each.identity in self._tried)
                 ):
                     most = PARALLEL if effect.lock else PARALLEL - 1
-                    last, place = self._tried.get(effect.identity), effect.identity[:2]
+                    last = self._tried.get(effect.identity)
                     left = (effect.due - self.clock.now()).total_seconds()
                     if last and last.until:
                         left = max(left, last.until - loop_time())
 
                     if left > GRAIN:
                         waits.append(left)
-                    elif len(self._active) < most and place not in self._active:
-                        self._active.add(place)
+                    elif len(self._active) < most and effect.place not in self._active:
+                        self._active.add(effect.place)
                         group.create_task(self._perform(effect))
 
                 await news.wait(min(waits, default=None))
@@ -376,16 +350,15 @@ class Settlement:
 
         until = None
         try:
-            result = await self._attempt(effect)
+            await self._attempt(effect)
         except ApiError as error:
-            result, delay = "failed", max(last.backoff.next(), error.retry_after or 0.0)
+            delay = max(last.backoff.next(), error.retry_after or 0.0)
             until = loop_time() + delay
             where = {"kind": effect.kind.value, "ns": effect.namespace, "pod": effect.pod}
             log.warning("settlement.put_off", **where, again_in=delay, err=str(error))
         finally:
-            self._active.discard(effect.identity[:2])
+            self._active.discard(effect.place)
 
-        self.results.add(effect.kind.value, result)
         self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
         if effect.kind is EffectKind.SETTLE_POD and until is None:
             # The same patch without the lock: the watch of the Node may be the quicker one.
@@ -394,16 +367,11 @@ class Settlement:
 
         self._ended.set(self._ended.value + 1)
 
-    async def _attempt(self, effect: Effect) -> str:
-        """Patch the pod, then remove its lock. Returns the result for the metric.
-
-        Raises:
-            ApiError: it must be tried again.
-        """
+    async def _attempt(self, effect: Effect) -> None:
+        """Patch the pod, then remove its lock. Raises ApiError: it must be tried again."""
         if effect.kind is EffectKind.SETTLE_POD:
-            result = await self._patch(effect)
-            if result == "dropped" or not effect.lock:
-                return result
+            if not await self._patch(effect) or not effect.lock:
+                return
         elif effect.pod_uid == NOBODY:
             owner = shown = self.pods.value.named(effect.namespace, effect.pod)
             # A node's identity may not read a pod that is gone or not bound to it yet.
@@ -413,22 +381,16 @@ class Settlement:
             if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
                 raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
 
-        try:
+        # Without the Node (404), or with another text or none (422), nothing is left to do.
+        with contextlib.suppress(ApiInvalid, ApiNotFound):
             await self.node_api.release_lock(MUTEX_LOCK, effect.lock)
-        except ApiInvalid:
-            return "not-ours"  # it is gone, or has another text
-        except ApiNotFound:
-            return "dropped"  # the Node is gone
+            log.info("lock.released", ns=effect.namespace, pod=effect.pod)
 
-        log.info("lock.released", ns=effect.namespace, pod=effect.pod)
-        return "done"
+    async def _patch(self, effect: Effect) -> bool:
+        """Patch the pod once: remove the consumed groups, set the phase.
 
-    async def _patch(self, effect: Effect) -> str:
-        """Patch the pod once: remove the consumed groups, set the phase. Returns the result.
-
-        If the effect has a lock, the pod is patched even if nothing changes. The patch proves that
-        the name still belongs to its UID ("done") or to no pod ("gone"), so that the lock is not
-        another pod's.
+        If the effect has a lock, the pod is patched even if nothing changes. Returns whether that
+        proves that the name belongs to its UID or to no pod, so that the lock is not another pod's.
         """
         pod = self.pods.value.pods.get(effect.pod_uid)
         changes = {} if pod is None else _changes(pod, effect)
@@ -436,16 +398,16 @@ class Settlement:
             await self.pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
         except (ApiNotFound, ApiInvalid, ApiConflict, ApiForbidden) as error:
             if effect.lock and isinstance(error, ApiNotFound):
-                return "gone"
+                return True
             # Is the pod gone? A 422 comes for another UID and from a webhook, a 403 for a pod on
             # another node and for a missing right, a 409 also from a concurrent write. So the pod
             # table decides. What is refused while it shows the pod may be allowed later.
             if self.pods.value.synced and effect.pod_uid not in self.pods.value.pods:
-                return "dropped"
+                return False
             raise
 
         if pod is not None and changes.get(BIND_PHASE) == PHASE_FAILED:
             where = pod.namespace, pod.name, pod.uid
             self.say(NodeEvent(REFUSED_EVENT, refusal_text(pod), True, *where))
 
-        return "done"
+        return True

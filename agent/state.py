@@ -49,21 +49,16 @@ def seal(kind: str, value: object) -> bytes:
 
 
 def unseal(content: bytes, kind: str, shape: type[_Shape]) -> _Shape:
-    """Decode the data of a file of that kind.
-
-    Raises StateCorrupt, which says what is wrong.
-    """
+    """Decode the data of a file of that kind. Raises StateCorrupt, which says what is wrong."""
     file = _decode(content, _Envelope)
     if file.kind != kind or file.version not in (VERSION, VERSION + 1):
         raise StateCorrupt(
             f"its kind is {cap(file.kind, 40)} and it has version {file.version}; this agent reads "
             f"{kind}, versions {VERSION} and {VERSION + 1}"
         )
-
     raw = bytes(file.data)
     if hashlib.sha256(raw).hexdigest() != file.checksum:
         raise StateCorrupt("its checksum does not match its data")
-
     return _decode(raw, shape)
 
 
@@ -74,11 +69,8 @@ def _decode(content: bytes, shape: type[_Shape]) -> _Shape:
         raise StateCorrupt(f"it cannot be read: {cap(str(error), 120)}") from error
 
 
-LAST_GOOD_KIND = "hami-agent-settings"
-"""Of the last good copy of the settings."""
-
-KIND = "hami-agent-state"
-"""Of the checkpoint: the ledger and the health memory."""
+LAST_GOOD_KIND = "hami-agent-settings"  # of the last good copy of the settings
+KIND = "hami-agent-state"  # of the checkpoint: the ledger and the health memory
 
 _NOBODY: Final = Holder("", "", "")
 
@@ -92,49 +84,34 @@ class _LedgerData(msgspec.Struct, frozen=True):
 
 def _present_form(fields: Mapping[str, object], decider: Decider) -> Mapping[str, object]:
     """The fields of a row, also of one that version 0.1.0 wrote."""
-    former: dict[str, object]
     if decider is Decider.SCHEDULER:
         names = {name: fields.get(name) for name in ("namespace", "pod")}
         key = msgspec.convert(fields.get("key"), ContainerKey)
-        former = {"holder": {**names, "container": key.container}}
-    else:
-        is_known = fields.get("recorded", False) or fields.get("holder") is not None
-        key_fields = {"pod_uid": fields.get("uid"), "container": PLAIN}
-        former = {"key": key_fields, "confirmed": is_known}
-
-    return {**former, **fields, "decided_by": decider}
+        return {"holder": {**names, "container": key.container}, **fields, "decided_by": decider}
+    is_known = fields.get("recorded", False) or fields.get("holder") is not None
+    key_fields = {"pod_uid": fields.get("uid"), "container": PLAIN}
+    return {"key": key_fields, "confirmed": is_known, **fields, "decided_by": decider}
 
 
 def encode_state(state: State) -> bytes:
     """Encode the state; equal states give equal bytes. A full node takes about half a ms."""
-    value = {
-        "generation": state.generation,
-        "boot_id": state.boot_id,
-        "machine_id": state.machine_id,
-        "booted_at": None,  # by it, version 0.1.0 follows a step of the clock
-        # Version 0.1.0 looks for an outbox, for the names of a holder beside its row, and for `uid`
-        # and `recorded`.
-        "ledger": {
-            "rows": [
-                {**asdict(row.holder or _NOBODY), **asdict(row)}
-                for row in state.ledger.rows_by(Decider.SCHEDULER)
-            ],
-            "outbox": (),
-            "plain": [
-                {"uid": row.key.pod_uid, "recorded": row.confirmed, **asdict(row)}
-                for row in state.ledger.rows_by(Decider.KUBELET)
-            ],
-        },
-        "health": {str(uuid): state.health[uuid] for uuid in sorted(state.health)},
-    }
-    return seal(KIND, value)
+    # Version 0.1.0 looks for an outbox, for the names of a holder beside its row, for `uid` and
+    # `recorded`, and for the time of the boot, by which it follows a step of the clock.
+    rows = [
+        {**asdict(row.holder or _NOBODY), **asdict(row)}
+        for row in state.ledger.rows_by(Decider.SCHEDULER)
+    ]
+    plain = [
+        {"uid": row.key.pod_uid, "recorded": row.confirmed, **asdict(row)}
+        for row in state.ledger.rows_by(Decider.KUBELET)
+    ]
+    health = {str(uuid): state.health[uuid] for uuid in sorted(state.health)}
+    ledger = {"rows": rows, "outbox": (), "plain": plain}
+    return seal(KIND, {**asdict(state), "ledger": ledger, "health": health, "booted_at": None})
 
 
 def decode_state(content: bytes, machine_id: str = "") -> State:
-    """Decode the state in `content`, which must be of that machine, if both are known.
-
-    Raises StateCorrupt, which says what is wrong.
-    """
+    """Decode a state, which must be of that machine, if both are known. Raises StateCorrupt."""
     data = unseal(content, KIND, dict[str, object])
     try:
         found = msgspec.convert(data.get("ledger"), _LedgerData)
@@ -143,18 +120,13 @@ def decode_state(content: bytes, machine_id: str = "") -> State:
         state = msgspec.convert({**data, "ledger": {"rows": rows}}, State)
     except msgspec.ValidationError as error:
         raise StateCorrupt(f"it cannot be read: {cap(str(error), 120)}") from error
-
     if machine_id and state.machine_id not in {"", machine_id}:
         raise StateCorrupt("it belongs to another machine")
-
     return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
 
 
-# The durable state: sole writer of the ledger. It writes to disk before it publishes.
-#
-# A change is published, and `commit` returns, once its generation is on disk. Changes that arrive
-# during a write share the next write. Health is written too, but no caller waits for it. While a
-# write hangs, `error` says so.
+# The durable state: sole writer of the ledger. A change is published, and `commit` returns, once it
+# is on disk. Changes that arrive during a write share the next write.
 
 log = structlog.get_logger(__name__)
 
@@ -169,8 +141,7 @@ RETRY = 0.5
 COMMIT_DEADLINE = 10.0
 """Seconds after which a running write sets `error`, until it ends. No `commit` waits for longer."""
 
-LAST_WRITE = 2.0
-"""Seconds for the last write when the service ends."""
+LAST_WRITE = 2.0  # seconds for the last write when the service ends
 
 Change = Callable[[Ledger], Ledger]
 
@@ -178,10 +149,8 @@ Change = Callable[[Ledger], Ledger]
 class Recovered(msgspec.Struct, frozen=True):
     """The state with which the agent starts.
 
-    - `notice`: what the operator should know about the recovery. Empty if the newest generation was
-      readable or the node is new. If no generation was readable, the ledger is empty, and reconcile
-      rebuilds the rows from annotations and the kubelet.
-    - `keep`: the name that CURRENT gets at the next write.
+    `notice`: what the operator should know about the recovery; empty: nothing. `keep`: the name
+    that CURRENT gets at the next write.
     """
 
     state: State
@@ -192,11 +161,9 @@ class Recovered(msgspec.Struct, frozen=True):
 async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
     """The newest readable generation of this host, or an empty one. Nothing is written.
 
-    - If the newest generation is unreadable, the one before it is used, and `notice` says so.
-    - Without a machine id, as in a container, the state of any machine is accepted.
-
-    Raises:
-        StateError: a file could not be read, as opposed to being unusable.
+    If none is usable, reconcile rebuilds the rows from annotations and the kubelet. Raises
+    StateError if a file could not be read, as opposed to being unusable. Without a machine id, as
+    in a container, the state of any machine is accepted.
     """
     problems: list[StateError] = []
     is_new = True
@@ -269,11 +236,9 @@ class StateService:
         """
         if self._is_late:
             raise StateError(self.error.value)
-
         done = asyncio.get_running_loop().create_future()
         self._waiting[done] = change
         self._news.set()
-
         try:
             await done
         finally:
@@ -306,10 +271,7 @@ class StateService:
             log.warning("state.last_write_lost", after=LAST_WRITE, place=self._disk.place)
 
     async def flush(self) -> None:
-        """Write one generation with the changes that wait, publish it and end their `commit`s.
-
-        Only run() may call it: two writes beside each other would have the same number.
-        """
+        """Write one generation with the changes that wait, publish it and end their `commit`s."""
         batch = {done: one for done, one in self._waiting.items() if not done.done()}
         self._waiting = {}
         error: StateError | None = StateError("the agent stopped before the disk had it")
@@ -368,10 +330,7 @@ LIMIT: Final = 500
 
 
 class NodeJournal:
-    """The changes (Events about the Node or a pod) and the refusals of Allocate, since the start.
-
-    The log and the Events are the record.
-    """
+    """The changes (Events about Node or pods) and refusals since the start. Logs are the record."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -26,10 +26,8 @@ from agent.usage import ContainerUse
 API_VERSION: Final = "hami-agent/v1"
 FIRST_YEAR: Final = 1970
 """An answer of a time before it is of no agent: ages by it would be nonsense."""
-
 Moment: TypeAlias = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 """A time with its offset."""
-
 Mib: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 """MiB; a larger number in a document of others overflows where a reader makes GiB of it."""
 
@@ -220,7 +218,6 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
 
 READ_AGAIN: Final = dt.timedelta(seconds=90)
 """Until then the agent may not have read what a new kubelet has on record: it does each minute."""
-
 COMPARED: Final = 200
 """Characters of a refusal that are looked for in a pod's status, of which only a part is kept."""
 
@@ -404,13 +401,10 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
 
 OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
 """The checks that repeat what the notices about GPUs say."""
-
 SEVERE: Final = frozenset({Condition.BAD, Condition.LOST})
 """The conditions in capitals, of grade `bad`."""
-
 GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
 """A GPU in a sentence."""
-
 ALSO: Final = 5
 """Names beside the first one of equal entries."""
 
@@ -559,8 +553,10 @@ def notices(found: StatusDocument, now: dt.datetime, *, refused: bool = True) ->
     """
     yield from _gpu_notices(found, now)
 
-    for check in found.node.checks:
-        if not check.ok and check.name not in OF_GPUS:
+    failing = [check for check in found.node.checks if not check.ok and check.name not in OF_GPUS]
+    said = {check.text for check in failing}
+    for check in failing:
+        if check.text.partition(": ")[2] not in said:  # `offer` repeats why the disk fails
             word, grade = ("not ready", "bad") if check.required else ("degraded", "watch")
             yield f"{word}: {check.name}: {cap(check.text, 1024)}", grade
 

@@ -44,16 +44,12 @@ from agent.ports import Clock
 
 log = structlog.get_logger(__name__)
 
-# Tells which processes of containers exist. HAMi-core knows a process by its PID in the container,
-# and one that was killed keeps its slot. The kernel lists the host's PIDs of a container's cgroup,
-# and for each the PID in the container.
+# Tells which processes of containers exist: HAMi-core knows one by its PID in the container, and a
+# killed one keeps its slot. The kernel lists a cgroup's PIDs on the host, and for each that PID.
 
-INIT_NAMESPACE: Final = "pid:[4026531836]"
-"""The host's own PID namespace. Source: Linux include/linux/proc_ns.h (PROC_PID_INIT_INO)."""
-CGROUPS: Final = 64
-"""Cgroups of one pod: a container may have some below its own."""
-LOOKUPS: Final = 50
-"""Processes of one cgroup whose PID in the container is read in one round; the next goes on."""
+INIT_NAMESPACE: Final = "pid:[4026531836]"  # the host's, by Linux's PROC_PID_INIT_INO
+CGROUPS: Final = 64  # cgroups of one pod: a container may have some below its own
+LOOKUPS: Final = 50  # PIDs of one cgroup that are translated in one round; the next goes on
 READ: Final = 64 * 1024
 POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?$")
 NSPID: Final = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
@@ -62,21 +58,18 @@ NSPID: Final = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
 class ContainerProcesses:
     """Remembers between rounds what it found, because asking about one process costs 20 µs.
 
-    `cgroups`: the cgroup tree. `proc`: /proc, which must show the processes of the host.
+    `proc` must show the processes of the host.
     """
 
     def __init__(self, cgroups: Path, proc: Path = Path("/proc")) -> None:
         self._cgroups = cgroups
         self._proc = proc
-        self._is_due = False
-        """Whether the last round asked about a pod whose cgroup is not known."""
+        self._is_due = False  # whether the last round asked about a pod whose cgroup is not known
+        # The cgroups of the pods that were ever seen; a path stays when its cgroup is gone.
         self._pods: dict[str, Path] = {}
-        """The cgroups of the pods that were ever seen; a path stays when its cgroup is gone."""
-        self._owners: dict[Path, str] = {}
-        """The container directory that is mounted in a cgroup's processes; empty: none is."""
-        self._known: dict[Path, dict[int, int]] = {}
-        """By cgroup, and the host's PID: the PID in the container."""
-
+        # The container directory that is mounted in a cgroup's processes; empty: none is.
+        # And the PIDs in the container, by the host's.
+        self._seen: dict[Path, tuple[str, dict[int, int]]] = {}
         # Whether this is the host's PID namespace, and processes of others are not hidden.
         namespace = os.path.realpath(proc / "self/ns/pid")
         self._is_host = namespace.endswith(INIT_NAMESPACE) and _read(proc / "1/status") != b""
@@ -85,8 +78,7 @@ class ContainerProcesses:
         """Begin a round about the containers of these directories."""
         uids = {name.partition("_")[0] for name in names}
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
-        self._owners = {path: name for path, name in self._owners.items() if path.is_dir()}
-        self._known = {path: pids for path, pids in self._known.items() if path in self._owners}
+        self._seen = {path: seen for path, seen in self._seen.items() if path.is_dir()}
         # One search a round, and not at the cost of a region. A pod that was just answered has no
         # cgroup yet, so only one that was asked about is searched for.
         if self._is_due:
@@ -112,17 +104,18 @@ class ContainerProcesses:
             if pids is None or not (pids or (cgroup / "cgroup.procs").exists()):
                 return None
 
-            if pids and cgroup not in self._owners:
+            if pids and cgroup not in self._seen:
                 texts = (_read(self._proc / f"{pid}/mountinfo") for pid in pids[:3])
                 text = next(filter(None, texts), b"")
                 if not text:
                     return None
                 mounted = re.search(f"/({uid}_[-a-z0-9]+) ".encode(), text)
-                self._owners[cgroup] = mounted[1].decode() if mounted else ""
+                self._seen[cgroup] = mounted[1].decode() if mounted else "", {}
 
-            if self._owners.get(cgroup) == name:
-                before = self._known.get(cgroup, {})
-                known = self._known[cgroup] = {pid: before[pid] for pid in pids if pid in before}
+            owner, before = self._seen.get(cgroup, ("", {}))
+            if owner == name:
+                known = {pid: before[pid] for pid in pids if pid in before}
+                self._seen[cgroup] = owner, known
                 unknown = [pid for pid in pids if pid not in known]
                 for pid in unknown[:LOOKUPS]:
                     if found := NSPID.search(_read(self._proc / f"{pid}/status")):
@@ -157,31 +150,24 @@ def _pods(tree: Path) -> dict[str, Path]:
     return pods
 
 
-# HAMi-core's shared regions in the container directories: read with pread, never mapped. Any
-# process of a container may change, replace or shorten its file at any time. Only a regular file
-# with one name is opened. The time is bounded for each, and for all together. One is in memory at a
-# time.
+# HAMi-core's shared regions in the container directories: read with pread, never mapped, one at a
+# time and in bounded time. Any process of a container may change, replace or shorten its file.
 
 PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """O_NONBLOCK: an owner's lease on the file would hold up open() for 45 s."""
-ENTRIES: Final = 256
-"""A container directory with more entries is not searched."""
-SLOW: Final = 0.001
-"""Seconds of CPU. A region that costs more to read is slow."""
-COOLING: Final = 0.9
-"""A cheaper reading takes a tenth off a region's cost: being slow now and then gains nothing."""
-ROUND: Final = 2.0
-"""Seconds after which a round leaves the rest to the next."""
-SLOW_ROUND: Final = 0.02
-"""The same for the slow regions, which go last: with a round every 5 s, 0.4 % of a core."""
+ENTRIES: Final = 256  # a container directory with more entries is not searched
+SLOW: Final = 0.001  # seconds of CPU. A region that costs more to read is slow
+COOLING: Final = 0.9  # a cheaper reading takes a tenth off the cost: being slow in turns is slow
+ROUND: Final = 2.0  # seconds after which a round leaves the rest to the next
+SLOW_ROUND: Final = 0.02  # the same for the slow regions, which go last: 0.4 % of a core
 
 
 class HostRegions:
     """HAMi-core's shared regions below `hook`, HAMi's HOOK_PATH. All work is done on `offload`.
 
     A region that cannot be read is a reading with its reason, never an error. `processes`: tells
-    which processes exist; without it nobody knows. `cpu`: the CPU seconds of the present thread.
+    which exist; without it nobody knows. `cpu`: the CPU seconds of the present thread.
     """
 
     def __init__(
@@ -195,8 +181,8 @@ class HostRegions:
         self._offload = offload
         self._processes = processes
         self._cpu = cpu
+        # The CPU seconds of reading each region, and the loop time of the last reading.
         self._costs: dict[str, tuple[float, float]] = {}
-        """The CPU seconds of reading a region, and the loop time of the last reading."""
 
     async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
         """Read the regions of these container directories. Raises StateError."""
@@ -214,7 +200,6 @@ class HostRegions:
     def _read(self, names: Sequence[str], now: Callable[[], float]) -> Mapping[str, RegionSums]:
         end, sums = now() + ROUND, dict[str, RegionSums]()
         costs = self._costs = {name: self._costs.get(name, (0.0, -math.inf)) for name in names}
-
         if self._processes is not None:
             self._processes.begin(names)
 
@@ -229,14 +214,11 @@ class HostRegions:
                 if cost > SLOW:
                     end = min(end, now() + SLOW_ROUND)
                 if now() > end:
-                    reason = "this round had no time for it"
-                    sums[name] = RegionSums(RegionState.UNREADABLE, reason=reason)
-                    continue
-
-                begun = self._cpu()
-                sums[name] = self._summed(containers, name)
-                costs[name] = max(self._cpu() - begun, COOLING * cost), now()
-
+                    sums[name] = NoRegion("this round had no time for it").sums
+                else:
+                    begun = self._cpu()
+                    sums[name] = self._summed(containers, name)
+                    costs[name] = max(self._cpu() - begun, COOLING * cost), now()
         return sums
 
     def _summed(self, containers: int | None, name: str) -> RegionSums:
@@ -250,8 +232,8 @@ class HostRegions:
         return region.sums(self._processes.alive(name, pids) if self._processes and pids else None)
 
     def _held(self) -> Sequence[str]:
+        held = list[str]()
         with open_containers(self._hook) as containers:
-            held = list[str]()
             for name in names_in(containers):
                 # By one word: nothing bounds what a tenant makes reading all slots of all cost.
                 with (
@@ -262,8 +244,7 @@ class HostRegions:
                     recent_kernel = os.pread(file, 4, offsets.tail + 8)
                     if int.from_bytes(recent_kernel, "little", signed=True) < 0:
                         held.append(name)
-
-            return held
+        return held
 
     def _write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
         reasons = dict[str, str]()
@@ -314,29 +295,20 @@ def _opened(containers: int | None, name: str, access: int) -> Iterator[tuple[in
 
 
 def _region_name(directory: int) -> str:
-    """Choose the region as HAMi's monitor does. Raises FileNotFoundError, NoRegion.
-
-    Source: HAMi pkg/monitor/nvidia/cudevshr.go (loadCache).
-    """
+    """Choose the region as HAMi's monitor does (cudevshr.go, loadCache). Raises NoRegion."""
     with os.scandir(directory) as entries:
         names = [entry.name for entry in itertools.islice(entries, ENTRIES + 1)]
 
     if len(names) > ENTRIES:
         raise NoRegion(f"its directory has more than {ENTRIES} entries")
-
-    regions = [name for name in names if name.endswith(".cache") and "libvgpu.so" not in name]
-    if not regions:
-        raise FileNotFoundError
-
-    return min(regions)
+    regions = (name for name in names if name.endswith(".cache") and "libvgpu.so" not in name)
+    return min(regions, default="")  # the empty name is never found
 
 
 # What a region says of the use, as far as it is believable.
 
-MOST_MIB: Final = 1 << 20
-"""More memory than a GPU can have whose size is not known."""
-MOST_AT_ONCE: Final = 16
-"""Processes that count with 100 percent each: samples of several moments are summed."""
+MOST_MIB: Final = 1 << 20  # more memory than a GPU can have whose size is not known
+MOST_AT_ONCE: Final = 16  # processes that count with 100 percent each: their samples are summed
 
 
 class ContainerUse(msgspec.Struct, frozen=True):
@@ -362,10 +334,9 @@ class ContainerUse(msgspec.Struct, frozen=True):
 
 
 def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> ContainerUse:
-    """The use that a region says.
+    """The use that a region says, of the GPUs that the container was `given`, in CUDA's order.
 
-    `given`: the GPUs that the container was given, in CUDA's order; empty: not known. The uuids of
-    the result are always of these. If the region names others, its GPUs count by position.
+    If the region names others, its GPUs count by position. Empty: it is not known which.
     """
     region = sums.region
     if region is None:
@@ -373,8 +344,7 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
 
     uuids: Sequence[str] = [gpu.uuid for gpu in region.gpus]
     if given and not (len({*uuids}) == len(uuids) and {*uuids} <= {*given}):
-        # By position; GPUs beyond those that were given have none.
-        uuids = tuple(dict.fromkeys(given))
+        uuids = tuple(dict.fromkeys(given))  # by position; GPUs beyond these have none
 
     gpus = (
         msgspec.structs.replace(gpu, uuid=uuid)
@@ -392,10 +362,8 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
         mib = max((registered.get(GpuUuid(gpu.uuid)) or MOST_MIB, *promised))
         used_mib = max(*gpu.memory, gpu.memory_limit) // MIB
         if used_mib > mib or gpu.sm_percent > percent:
-            reason = (
-                f"not believable: it says {used_mib:,} MiB and {gpu.sm_percent:,} % of compute of "
-                f"a GPU with at most {mib:,} MiB and {percent:,} %"
-            )
+            said = f"it says {used_mib:,} MiB and {gpu.sm_percent:,} % of compute of a GPU"
+            reason = f"not believable: {said} with at most {mib:,} MiB and {percent:,} %"
             return ContainerUse(use.at, RegionState.UNREADABLE, reason=reason)
 
     return use
@@ -412,14 +380,12 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
 #   time limits others to their shares, but does not hold them back.
 # - GPUs and priority come from the row. A region can only give up some of its priority.
 
-ACTIVE_FOR: Final = dt.timedelta(seconds=10)
-"""For how long a container counts as active after its last kernel, or its last use of an SM."""
-HIGHEST_RECENT: Final = 5
-"""The highest recent_kernel that is counted down. HAMi-core sets 2; any process can set more."""
+ACTIVE_FOR: Final = dt.timedelta(seconds=10)  # after a container's last kernel, or use of an SM
+HIGHEST_RECENT: Final = 5  # counted down from here. HAMi-core sets 2; any process can set more
 
 
 class RegionUser(msgspec.Struct, frozen=True):
-    """A container with a readable region. `last_work`: when it last used an SM; None: not known."""
+    """A container with a readable region. `last_work`: when it last used an SM, if known."""
 
     row: Row
     region: Region
@@ -438,13 +404,11 @@ class RegionUser(msgspec.Struct, frozen=True):
 
 
 def uses_sm(sums: RegionSums, now: dt.datetime) -> bool:
-    """Whether a live process of the container uses an SM.
-
-    The number of a dead process stays until another process starts or looks. So where it is not
-    known who lives, a kernel must have run lately too.
-    """
+    """Whether a live process of the container uses an SM."""
     if sums.region is None or not any(gpu.sm_percent for gpu in sums.region.gpus):
         return False
+    # The number of a dead process stays until another one starts or looks. So where it is not known
+    # who lives, a kernel must have run lately too.
     return sums.knows_living or _is_recent(sums.region.last_kernel, now)
 
 
@@ -482,8 +446,8 @@ def feedback(
         # HAMi-core holds launches back while it is below 0.
         recent = min(region.recent_kernel, -1) if is_held else max(user.recent_kernel, 0)
         change = RegionChange(
-            is_limiting=is_limited if is_limited != region.is_limiting else None,
-            recent_kernel=recent if recent != region.recent_kernel else None,
+            is_limited if is_limited != region.is_limiting else None,
+            recent if recent != region.recent_kernel else None,
         )
         if change != RegionChange():
             changes[name] = change
@@ -498,16 +462,11 @@ def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
 
 # Samples what each container uses of its GPUs, and switches the limits of those that share one.
 
-PERIOD: Final = 5.0
-"""Seconds between two rounds."""
-TURN: Final = 1
-"""See agent.kit.timing."""
-DEADLINE: Final = 3.0
-"""Seconds for reading all regions."""
-WRITE_DEADLINE: Final = 1.0
-"""Seconds for writing into them, also at the end."""
-FRESH: Final = 2 * PERIOD + DEADLINE
-"""Seconds for which a round counts as the present use."""
+PERIOD: Final = 5.0  # seconds between two rounds
+TURN: Final = 1  # see agent.kit.timing
+DEADLINE: Final = 3.0  # seconds for reading all regions
+WRITE_DEADLINE: Final = 1.0  # seconds for writing into them, also at the end
+FRESH: Final = 2 * PERIOD + DEADLINE  # seconds for which a round counts as the present use
 
 
 class ContainerUsage:
@@ -538,10 +497,10 @@ class ContainerUsage:
         self._is_first = not observes
         self._uses: Mapping[ContainerKey, ContainerUse] = {}
         self._read_at = -FRESH
+        # By directory: when a container last used an SM; what to write so that nobody is held back
+        # or limited any more.
         self._last_work: Mapping[str, dt.datetime | None] = {}
-        """When each container last used an SM, by its directory."""
         self._release: Mapping[str, RegionChange] = {}
-        """What to write so that nobody is held back or limited any more."""
         self._troubles: dict[str, str] = {}
 
     def newest(self, key: ContainerKey) -> ContainerUse | None:
@@ -568,7 +527,7 @@ class ContainerUsage:
         try:
             async with Lag().within(DEADLINE):
                 readings = await self._regions.read(tuple(rows)) if rows else {}
-                left = await self._regions.held() if self._is_first else ()
+                left = set(await self._regions.held() if self._is_first else ())
         except (StateError, TimeoutError) as error:
             self._report("usage.unread", str(error) or f"no answer in {DEADLINE:g} s")
             if self._is_stale():
@@ -601,30 +560,23 @@ class ContainerUsage:
             }
             switched, self._release = feedback(users, at)
 
-        changes = {
-            name: RegionChange(recent_kernel=0) for name in left if name not in self._release
-        }
+        changes = dict.fromkeys(left - self._release.keys(), RegionChange(recent_kernel=0))
         # A container that cannot be judged any more is not held back any more.
-        changes |= {
-            name: change
-            for name, change in before.items()
-            if name in readings and readings[name].state is RegionState.UNREADABLE
-        }
+        for name in before.keys() & readings.keys():
+            if readings[name].state is RegionState.UNREADABLE:
+                changes[name] = before[name]
         self._is_first &= not await self._write({**changes, **switched})
 
     async def _write(self, changes: Mapping[str, RegionChange]) -> bool:
         """Write the changes; False if the directories as a whole take none."""
-        if not changes:
-            return True
-
         try:
             async with asyncio.timeout(WRITE_DEADLINE):
-                await self._regions.write(changes)
+                if changes:
+                    await self._regions.write(changes)
+                    self._report("usage.unwritten", "")
         except (StateError, TimeoutError) as error:
             self._report("usage.unwritten", str(error) or f"no answer in {WRITE_DEADLINE:g} s")
             return False
-
-        self._report("usage.unwritten", "")
         return True
 
     def _is_stale(self) -> bool:

@@ -23,7 +23,11 @@ from agent.ledger import ContainerKey, Holding
 from agent.model import SliceId
 from agent.wire.v1 import GetPodResourcesRequest, PodResources, PodResourcesListerStub
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
+
+FILE_NAME = "kubelet_internal_checkpoint"
 
 
 class UnixChannel(Channel):
@@ -31,7 +35,6 @@ class UnixChannel(Channel):
 
     @override
     async def __connect__(self) -> H2Protocol:
-        """Return the open connection, or open one. Raises OSError."""
         protocol = await super().__connect__()
         if not self._connected:
             raise ConnectionResetError("the connection was lost while it was opened")
@@ -46,7 +49,7 @@ WINDOW = 16 * 1024 * 1024
 
 
 class PodResourcesWitness:
-    """The Witness port over the kubelet's unix socket. Create it on the loop that uses it.
+    """The Witness port over the kubelet's socket. Create it on the loop that uses it.
 
     It keeps one connection and opens it again after a loss. It does not repeat a failed call: the
     caller knows how much time is left.
@@ -65,14 +68,14 @@ class PodResourcesWitness:
         self._stub = PodResourcesListerStub(self._channel)
 
     async def get(self, namespace: str, pod: str) -> Holding | None:
-        """The pod as the kubelet knows it, or None; errors as in the port."""
+        """As in the port."""
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         answer = await self._call("Get", self._stub.get(request))
         known = answer.pod_resources if answer else None
         return None if known is None else _holding(known)
 
     async def list(self) -> tuple[Holding, ...]:
-        """All active pods."""
+        """As in the port."""
         answer = await self._call("List", self._stub.list())
         return tuple(map(_holding, answer.pod_resources if answer else ()))
 
@@ -117,10 +120,8 @@ def _holding(pod: PodResources) -> Holding:
     return Holding(pod.namespace, pod.name, containers)
 
 
-# Reads the kubelet's checkpoint file: which containers it records, and their ids.
-#
-# It does not verify the checksum: the kubelet rewrites the file with each list of a plugin, so it
-# is valid before the kubelet's first call (kubelet pkg/kubelet/cm/devicemanager).
+# Reads the kubelet's checkpoint file. It does not verify the checksum: the kubelet rewrites it with
+# each list of a plugin, so before its first call (kubelet pkg/kubelet/cm/devicemanager).
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -159,27 +160,15 @@ def decode_records(content: bytes, resource: str) -> Mapping[ContainerKey, froze
     }
 
 
-log = structlog.get_logger(__name__)
-
-FILE_NAME = "kubelet_internal_checkpoint"
-
-
-class KubeletRecordsFile:
-    """The port KubeletRecords over the kubelet's checkpoint in `directory`."""
-
-    def __init__(self, directory: Path, offload: Offload) -> None:
-        self._path = directory / FILE_NAME
-        self._offload = offload
-
-    async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
-        """As in the port."""
-        return await self._offload.call(self._read, resource)
-
-    def _read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
-        try:
-            return decode_records(self._path.read_bytes(), resource)
-        except FileNotFoundError:
-            return None
-        except (OSError, MalformedText) as error:
-            log.warning("kubelet.records_unreadable", path=str(self._path), err=str(error))
-            return None
+async def read_records(
+    directory: Path, worker: Offload, resource: str
+) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+    """By the checkpoint in `directory`; None: it is absent or unreadable."""
+    path = directory / FILE_NAME
+    try:
+        return await worker.call(lambda: decode_records(path.read_bytes(), resource))
+    except FileNotFoundError:
+        return None
+    except (OSError, MalformedText) as error:
+        log.warning("kubelet.records_unreadable", path=str(path), err=str(error))
+        return None

@@ -1,12 +1,13 @@
-"""What a container gets: variables, mounts and devices."""
+"""What a container gets: variables, mounts and devices, and the slice ids that are preferred."""
 
 import re
-import uuid
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from uuid import UUID, uuid5
 
 import msgspec
 
+from agent.allocate.room import require_serving
 from agent.cluster import CORE_POLICY_ENV, ContainerView
 from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import (
@@ -23,7 +24,16 @@ from agent.ledger import (
     NodeEdit,
     container_directory,
 )
-from agent.model import GpuUuid
+from agent.model import (
+    MAX_NUMBER,
+    Gpu,
+    GpuUuid,
+    Inventory,
+    Share,
+    SliceId,
+    closeness,
+    split_slice_id,
+)
 
 # NVIDIA's device list strategies: how an answer names the GPUs of a container.
 #
@@ -31,7 +41,7 @@ from agent.model import GpuUuid
 # v2.10's copy. The agent writes no CDI specification; it uses the names of an existing one.
 
 LIST_DIRECTORY = "/var/run/nvidia-container-devices"
-_ANSWERS = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
+_ANSWERS = UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
 
 
 def looks_up_cdi(settings: EditSettings) -> bool:
@@ -57,16 +67,14 @@ def undefined(
     lacking = [name for name in names if defined is not None and name not in defined]
     if not lacking:
         return None
-
-    directories, (vendor, device) = settings.cdi_spec_dirs, settings.cdi_kind.split("/")
+    directories = settings.cdi_spec_dirs
     said = f"no single CDI specification in {' or '.join(directories)} defines"
     flags, file = "", "nvidia"
     if settings.cdi_kind != "nvidia.com/gpu":
+        vendor, device = settings.cdi_kind.split("/")
         flags, file = f" --vendor={vendor} --class={device}", f"{vendor}-{device}"
-    remedy = (
-        f"write one: nvidia-ctk cdi generate --device-name-strategy=uuid{flags} "
-        f"--output={directories[-1]}/{file}.yaml"
-    )
+    command = f"nvidia-ctk cdi generate --device-name-strategy=uuid{flags}"
+    remedy = f"write one: {command} --output={directories[-1]}/{file}.yaml"
     if not lacking[0].startswith(f"{settings.cdi_kind}="):
         remedy = "write one, or switch gdrcopy, gds and mofed off"
     return f"{said} {' and '.join(lacking)}", remedy
@@ -86,7 +94,7 @@ def _modes(settings: EditSettings) -> list[str]:
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 NOT_LOADABLE = "is empty or no library for this machine"
-CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
+CACHE_NAMES = UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
 """The namespace of cache file names. It must never change: running containers map the files."""
 
 
@@ -100,19 +108,15 @@ def container_edits(
 ) -> ContainerEdits:
     """The whole answer for one container. `control_disabled`: it asks to run without HAMi-core.
 
-    Equal inputs give equal bytes, so a repeated Allocate gets the same answer, down to the name of
-    the cache file. HAMi-core reads the environment. The answer differs from HAMi's in three points:
+    Equal inputs give equal bytes. The answer differs from HAMi's in three points:
 
     - The shares are in `cuda_order`, and the answer makes CUDA keep to it.
     - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and
       then reports a size of 0.
     - File names are derived from pod UID and container; HAMi's are random.
 
-    Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, Allocate and
-    getAllocateResponse.
-
-    Raises:
-        Refusal: pod UID or container cannot name a directory.
+    Raises Refusal if pod UID or container cannot name a directory. Source: HAMi v2.10
+    pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, Allocate and getAllocateResponse.
     """
     shares = cuda_order(shares)
     gpus = gpu_edits(f"{key.pod_uid}/{key.container}", shares, settings, facts)
@@ -158,13 +162,9 @@ def gpu_edits(
 ) -> ContainerEdits:
     """The part of the answer that makes GPUs visible, by the configured strategies.
 
-    It has nothing for HAMi-core. `answer` is unique among the answers on this node. `shares` are in
-    CUDA's order.
-
-    In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
-    control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does.
-    It does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
-    cmd/mps-control-daemon/mps/root.go.
+    `answer` is unique among the answers on this node. `shares` are in CUDA order. If the settings
+    name the root of an MPS control daemon, the answer has what a client of it needs. Source:
+    NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go, cmd/mps-control-daemon/mps/root.go.
     """
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
     strategies, named = set(settings.device_list_strategies), _names(uuids, settings)
@@ -200,7 +200,7 @@ def gpu_edits(
     annotations: tuple[tuple[str, str], ...] = ()
     if CDI_ANNOTATIONS in strategies:
         # HAMi's key has a random UUID at its end; here equal answers give equal bytes.
-        name = f"nvidia-device-plugin_{uuid.uuid5(_ANSWERS, answer)}"
+        name = f"nvidia-device-plugin_{uuid5(_ANSWERS, answer)}"
         annotations = ((f"{settings.cdi_annotation_prefix}{name}", ",".join(named)),)
     return ContainerEdits(
         envs=tuple(sorted(envs.items())),
@@ -211,23 +211,49 @@ def gpu_edits(
     )
 
 
+def grant(
+    ids: Sequence[SliceId], inventory: Inventory, held: Collection[SliceId]
+) -> tuple[GrantedShare, ...]:
+    """The shares of the ids, one for each GPU, in PCI order. Raises Refusal.
+
+    `held` ids are valid whatever the split count is now.
+    """
+    counts: Counter[GpuUuid] = Counter()
+    for text in dict.fromkeys(ids):
+        pair = split_slice_id(text)
+        gpu = inventory.find(pair[0]) if pair else None
+        named = f"The kubelet named {text[:80]!r}"
+        if pair is None:
+            why = f"{named}, no id of a slice; ask the operator whether another plugin serves it."
+            raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
+        if gpu is None:
+            why = f"{named}, and this node does not share that GPU; create the pod again."
+            raise Refusal(RefusalReason.UNKNOWN_GPU, why)
+        if pair[1] >= gpu.split_count and text not in held:
+            why = f"{named}, but that GPU has only {gpu.split_count} slices; create the pod again."
+            raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
+        require_serving(gpu, "The container")
+        counts[gpu.uuid] += 1
+
+    # A slice is an equal part of the registered memory, at least 1 MiB: 0 would mean all of it.
+    return cuda_order(
+        GrantedShare(Share(uuid, count * max(gpu.registered_mib // gpu.split_count, 1), 0), gpu)
+        for uuid, count in counts.items()
+        if (gpu := inventory.find(uuid))
+    )
+
+
 def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:
-    """Check that the container would load HAMi-core.
+    """Check that the container would load HAMi-core. Raises Refusal.
 
     If the source of a mount is missing, a container runtime creates a directory there and starts
     the container. The container would run without limits, and the directory would block the
     installation of HAMi-core. What the dynamic loader cannot load, it ignores with a warning.
-
-    Raises:
-        Refusal: a file of HAMi-core is missing, or the container would not load the library.
     """
     loads = container is None or not container.control_disabled
     missing = [file for file in facts.missing if loads or not file.endswith("/ld.so.preload")]
     if missing:
-        said = (
-            f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or not a "
-            "file)"
-        )
+        said = f"HAMi-core is not installed: {' and '.join(missing)} missing or not a file"
         remedy = "install it"
     elif loads and not facts.loadable:
         said, remedy = f"{facts.library} {NOT_LOADABLE}", "put HAMi-core's file there"
@@ -236,10 +262,8 @@ def check_library(facts: HookFacts, container: ContainerView | None = None) -> N
         remedy = f"make {mounted_library(facts)} its only line"
     else:
         return
-    raise Refusal(
-        RefusalReason.NO_LIBRARY,
-        f"{said}, so no limit would be enforced; ask the operator to {remedy}.",
-    )
+    text = f"{said}, so no limit would be enforced; ask the operator to {remedy}."
+    raise Refusal(RefusalReason.NO_LIBRARY, text)
 
 
 def mounted_library(facts: HookFacts) -> str:
@@ -265,7 +289,7 @@ def misnamed(facts: HookFacts) -> str:
 
 def cache_file(pod_uid: str, container: str) -> str:
     """The name of the container's cache file, derived from pod UID and container name."""
-    return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+    return f"{uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
 
 
 def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
@@ -301,3 +325,105 @@ def pci_key(pci: str) -> tuple[int, ...]:
 def _short(path: str) -> str:
     """The path without repeated slashes and `.`."""
     return re.sub(r"/(?:\.?/)+", "/", path)
+
+
+# The slice ids that GetPreferredAllocation returns: of the annotated GPUs, or else of GPUs close to
+# each other. The search is greedy: NVIDIA's plugin enumerates subsets, seconds for 3 of 16 GPUs.
+
+
+def _gpu_of(text: SliceId) -> GpuUuid:
+    """The GPU of an id, without a regex: the kubelet offers thousands of them.
+
+    Each id of another form, of another plugin's list, is of a GPU of its own.
+    """
+    return GpuUuid(text.rpartition("-")[0] or text)
+
+
+def _free(
+    offered: Iterable[SliceId], chosen: Iterable[SliceId]
+) -> defaultdict[GpuUuid, list[SliceId]]:
+    """The ids on offer that are not chosen, by GPU."""
+    free: defaultdict[GpuUuid, list[SliceId]] = defaultdict(list)
+    for text in set(offered) - set(chosen):
+        free[_gpu_of(text)].append(text)
+    return free
+
+
+def _in_order(ids: list[SliceId], held: frozenset[SliceId]) -> list[SliceId]:
+    """The ids of one GPU: those that live rows hold come last."""
+
+    def rank(text: SliceId) -> tuple[bool, int, str]:
+        # Ids of another form come after all. No slice has a longer number, and Python refuses to
+        # read one of thousands of digits.
+        suffix = text.rpartition("-")[2]
+        is_number = suffix.isdecimal() and len(suffix) <= len(str(MAX_NUMBER))
+        return text in held, int(suffix) if is_number else MAX_NUMBER + 1, text
+
+    return sorted(ids, key=rank)
+
+
+def steer(
+    available: Sequence[SliceId],
+    must_include: Sequence[SliceId],
+    wanted: Sequence[GpuUuid],
+    held: frozenset[SliceId],
+) -> tuple[SliceId, ...] | None:
+    """One id for each entry of `wanted`, the must-include ids first; None if that is impossible.
+
+    `wanted` names a GPU once for each slice of it.
+    """
+    chosen = list(dict.fromkeys(must_include))
+    free, missing = _free(available, chosen), Counter(wanted)
+    missing.subtract(map(_gpu_of, chosen))
+    for uuid, count in missing.items():
+        if not 0 <= count <= len(free[uuid]):
+            return None
+        chosen += _in_order(free[uuid], held)[:count]
+    return tuple(chosen)
+
+
+def nearest(
+    available: Sequence[SliceId],
+    must_include: Sequence[SliceId],
+    size: int,
+    gpus: Mapping[GpuUuid, Gpu],
+    held: frozenset[SliceId],
+) -> tuple[SliceId, ...]:
+    """`size` ids on GPUs close to each other by a greedy search, on different GPUs if possible.
+
+    The must-include ids come first. Empty: `size` is more than the ids offered or less than the
+    must-include ids. Each id is read and sorted once, and at most g² pairs of GPUs are compared.
+    """
+    chosen = list(dict.fromkeys(must_include))
+    free, uses = _free(available, chosen), Counter(map(_gpu_of, chosen))
+    missing = size - len(chosen)
+    if not 0 <= missing <= sum(map(len, free.values())):
+        return ()
+
+    near = Counter[GpuUuid]()
+
+    def use(uuid: GpuUuid) -> None:
+        for other in free.keys() & gpus.keys() if uuid in gpus else ():
+            near[other] += closeness(gpus[uuid], gpus[other])
+
+    def rank(uuid: GpuUuid) -> tuple[bool, int, int, int, int, str]:
+        """Known GPUs first, then the least used, the closest, the emptiest, the lowest index."""
+        index = gpus[uuid].index if uuid in gpus else 0
+        return uuid not in gpus, uses[uuid], -near[uuid], -len(free[uuid]), index, uuid
+
+    for uuid in uses:
+        use(uuid)
+    left, order = set(free), list[GpuUuid]()
+    while left:
+        order.append(min(left, key=rank))
+        left.remove(order[-1])
+        if order[-1] not in uses:
+            use(order[-1])
+
+    # One id of each GPU before a second one of any, and those of known GPUs before all others.
+    ranked = sorted(
+        (uuid not in gpus, uses[uuid] + number, place, text)
+        for place, uuid in enumerate(order)
+        for number, text in enumerate(_in_order(free[uuid], held)[:missing])
+    )
+    return (*chosen, *(text for *_, text in ranked[:missing]))

@@ -1,12 +1,10 @@
 """Decides which container an Allocate is for and what it gets, or returns the next question.
 
 An Allocate names no pod. The kubelet is the witness: it says which pod it admits. The node lock is
-the proof of right: writing it needs rights on the Node, while a tenant can write a pod's
-annotations. The caller asks the question, adds the answer to the evidence and decides again from
-the start, so that every decision uses the newest view.
+the proof of right: writing it needs rights on the Node, while a tenant can write annotations. The
+caller asks the question, adds the answer to the evidence and decides again from the start.
 """
 
-import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,8 +79,8 @@ def decide(evidence: "Evidence") -> "Question | Grant":
     if sum(each.container.count == candidate.container.count for each in asked) > 1:
         raise Refusal(
             RefusalReason.MANY_PODS_ADMITTED,
-            f"The kubelet lost its checkpoint and does not say which of several containers of pod "
-            f"{pod.title} it starts again; delete the pod, and its controller makes a new one.",
+            f"The kubelet lost its checkpoint and may start any of several containers of pod "
+            f"{pod.title} again; delete the pod, and its controller makes a new one.",
         )
 
     # Steps 6 to 8.
@@ -157,8 +155,8 @@ class KubeletStart(msgspec.Struct, frozen=True):
 
     - `asks_since`: the kubelet asks for the containers of every pod that was made since then. Of
       the pods before it may have admitted some without asking, if it had lost its checkpoint.
-    - `begun`: the pods that had a cgroup before the kubelet admitted its first pod; None: that is
-      not known. Of all others it asks for each container when it admits them.
+    - `begun`: the pods that had a cgroup before it admitted its first pod; None: not known. Of all
+      others it asks for each container when it admits them.
     """
 
     epoch: KubeletEpoch
@@ -166,30 +164,47 @@ class KubeletStart(msgspec.Struct, frozen=True):
     begun: frozenset[PodUid] | None = None
 
 
+class Ask(enum.Enum):
+    """What the caller finds out before it decides again."""
+
+    KUBELET = "ask PodResources for the first pod, then for others until it knows one of them"
+    RECORDS = "read the kubelet's checkpoint file, the only record of ordinary init containers"
+    RUNNING = "which of these runtime ids have a live container: a pod's status can be stale"
+    PODS = "LIST the pods of this node, because the watch may lag"
+    POD = "GET this pod, because another pod may have its name now"
+    LOCK = "wait for the Node's watch to show this pod's lock"
+    NODE = "GET the Node, because its watch may lag or be broken"
+    OTHERS = "wait for other calls: a new pod's own call comes if this one is not for it"
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What to find out, and about which pods or runtime ids."""
+
+    ask: Ask
+    pods: tuple[PodKey, ...] = ()
+    ids: frozenset[str] = frozenset()
+
+
 class Evidence(msgspec.Struct):
     """All facts that a decision uses: the newest views, then the answers to this call's questions.
 
     - `count`: how many slices the container asks for.
     - `ledger`: includes rows that are being written.
-    - `former_locks`: the removed locks that still prove a right, the last one first.
-    - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
-      than the rows.
+    - `former_locks`: the removed locks that still prove a right, the last one first. `used_locks`:
+      the last locks with the pods that were answered under them, longer than the rows last.
     - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
     - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
-    - `known_before`: whether the kubelet knew a name when it began this call's container. A missing
-      key: it was not asked. `beside`: of each call that was under way then, the names that the
-      kubelet knew when it began, if that is known.
+    - `known_before`: whether the kubelet knew a name when it began this call's container, if it was
+      asked. `beside`: of each call that was under way then, the names that it knew, if known.
 
     The answers, which the caller adds:
 
     - `known`: by name what the kubelet has of the pod; None: it does not know the pod. A missing
       key: it was not asked. `witnessed`: this kubelet serves Get.
-    - `recorded`: the containers in the kubelet's checkpoint file, the only list with ordinary init
-      containers; None: not read, or unreadable.
-    - `alive`: whether the container of a runtime id runs. After a reboot, the API server still
-      reports containers as running that are gone.
+    - `recorded`: the containers in the kubelet's checkpoint file; None: not read, or unreadable.
+    - `alive`: whether the container of a runtime id runs.
     - `pod_uids`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
-    - `asked`: the kinds of question that were asked; False: there was no answer.
+    - `asked`: what was asked; False: there was no answer.
     """
 
     count: int
@@ -211,67 +226,16 @@ class Evidence(msgspec.Struct):
     recorded: AbstractSet[ContainerKey] | None = None
     alive: dict[str, bool] = {}
     pod_uids: dict[PodKey, PodUid | None] = {}
-    asked: dict[type, bool] = {}
+    asked: dict[Ask, bool] = {}
 
     @property
     def owner(self) -> PodKey | None:
         """The pod that the present node lock names."""
         return self.lock.owner if self.lock else None
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AskKubelet:
-    """Ask PodResources for this pod, and then for `others` until the kubelet knows one of them."""
-
-    key: PodKey
-    others: tuple[PodKey, ...] = dataclasses.field(default=(), compare=False)
-
-
-class ReadRecords(msgspec.Struct, frozen=True):
-    """Read the kubelet's checkpoint file, the only record of ordinary init containers."""
-
-
-class CheckRunning(msgspec.Struct, frozen=True):
-    """Ask which of these runtime ids have a live container. A pod's status can be stale."""
-
-    ids: frozenset[str]
-
-
-class ListPods(msgspec.Struct, frozen=True):
-    """LIST the pods of this node, because the watch may lag."""
-
-
-class LookAtPod(msgspec.Struct, frozen=True):
-    """GET this pod, because another pod may have its name now."""
-
-    key: PodKey
-
-
-class AwaitLock(msgspec.Struct, frozen=True):
-    """Wait for the Node's watch to show this pod's lock."""
-
-    key: PodKey
-
-
-class LookAtNode(msgspec.Struct, frozen=True):
-    """GET the Node, because its watch may lag or be broken."""
-
-
-class AwaitOthers(msgspec.Struct, frozen=True):
-    """Wait a moment for other calls: the new pod's own call comes if this one is not for it."""
-
-
-Question = (
-    AskKubelet
-    | ReadRecords
-    | CheckRunning
-    | ListPods
-    | LookAtPod
-    | AwaitLock
-    | LookAtNode
-    | AwaitOthers
-)
-"""What the caller finds out and adds to the evidence before it decides again."""
+    def is_answered_now(self, uid: PodUid) -> bool:
+        """Whether this kubelet instance was answered for a container of the pod."""
+        return any(row.epoch == self.kubelet.epoch for row in self.ledger.rows_of(uid))
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -294,8 +258,7 @@ ASKED_AFTER_DELETION = dt.timedelta(seconds=60)
 """How long after its deletion a pod may still be in the kubelet's queue."""
 
 ASKED_UNWITNESSED = dt.timedelta(seconds=10)
-"""The same without a PodResources Get. It is shorter, because each deleted pod is one more
-candidate, and two candidates cause a refusal."""
+"""The same without Get: each deleted pod is one more candidate, and two cause a refusal."""
 
 STAMP = dt.timedelta(seconds=1)
 """The resolution of times in a pod's status: an event may be this much later than its time."""
@@ -304,9 +267,8 @@ STAMP = dt.timedelta(seconds=1)
 def candidates(evidence: Evidence) -> tuple[Candidate, ...]:
     """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
 
-    A pod is a candidate if it has a container that requests that many slices and has no row, or
-    whose row the kubelet has no record of. Annotations do not matter. Pods that another Allocate in
-    flight answers, or whose first Allocate was refused, are left out.
+    A pod is one if a container of it requests that many slices and has no row, or a row that the
+    kubelet has no record of. Annotations do not matter.
 
     The kubelet asks at two places. It *admits* one pod after the other: new pods, and after its
     start all that were there before. There it asks in the order of the spec, stops at the first
@@ -332,7 +294,7 @@ def candidates(evidence: Evidence) -> tuple[Candidate, ...]:
         )
     }
     present = [pod for pod in waits.values() if not pod.terminal]
-    present.sort(key=lambda pod: (pod.created, pod.namespace, pod.name))
+    present.sort(key=lambda pod: (pod.created, pod.key))
 
     found = list[Candidate]()
     for pod in (*present, *_deleted_pods(evidence)):
@@ -349,8 +311,8 @@ def candidates(evidence: Evidence) -> tuple[Candidate, ...]:
 def waiting(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
     """The containers of `pod` for which the kubelet may still send Allocate, in its order.
 
-    The order is init containers, then the others, as in the spec. The kubelet sends no Allocate for
-    a container that runs. It does for an ended init container, if it started without its records.
+    That is the order of the spec, init containers first. The kubelet sends none for a container
+    that runs. It does for an ended init container, if it started without its records.
     """
     rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
     is_deleted = pod.uid not in evidence.table.pods
@@ -400,16 +362,15 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
 def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
     """Whether the kubelet has a record of the container, as far as is known.
 
-    Without a record it may send Allocate, for the first time or again. It loses records if it is
-    killed before it writes its checkpoint, or if the checkpoint is lost. PodResources answers by
-    name and does not list ordinary init containers. The checkpoint has UIDs and all containers.
+    It loses records if it is killed before it writes its checkpoint, or if the checkpoint is lost.
+    PodResources answers by name and does not list ordinary init containers. The checkpoint has UIDs
+    and all containers.
     """
     holding, recorded = evidence.known.get(pod.key), evidence.recorded
     if holding and holding.ids_of(container.name, container.resource):
         return True
     if recorded is not None:
         return ContainerKey(pod.uid, container.name) in recorded
-
     if container.role is Role.INIT or not evidence.witnessed:
         return row is not None and row.epoch == evidence.kubelet.epoch
     # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
@@ -421,24 +382,19 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
 
     - A pod that was answered before the kubelet lost its records is left out. It ends at once with
       any answer, but as a candidate it would cost its successor an answer.
-    - A pod is left out if its successor has run, or this kubelet has sent Allocate for it.
+    - So is a pod whose successor has run or was answered: the kubelet admits pods of a name in
+      their order.
     - A deletion time in the future was taken before the clock was set back; the pod is left out.
     """
-    rows_of = evidence.ledger.rows_of
     life = ASKED_AFTER_DELETION if evidence.witnessed else ASKED_UNWITNESSED
     for stone in evidence.table.tombstones:
-        pod, age = stone.pod, evidence.now - stone.deleted_at
-        is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or bool(rows_of(pod.uid))
-        is_recent = dt.timedelta(0) <= age <= life
-        if is_answered or not is_recent or pod.terminal or not pod.gpu_containers:
+        pod, is_recent = stone.pod, dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
+        if not is_recent or pod.terminal or not pod.gpu_containers:
             continue
-
-        # The kubelet admits pods of a name in their order.
-        successor = evidence.table.named(*pod.key)
-        if successor is None or not (
-            successor.has_run
-            or any(row.epoch == evidence.kubelet.epoch for row in rows_of(successor.uid))
-        ):
+        next_one = evidence.table.named(*pod.key)
+        is_past = next_one and (next_one.has_run or evidence.is_answered_now(next_one.uid))
+        is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS
+        if not (is_answered or is_past or evidence.ledger.rows_of(pod.uid)):
             yield pod
 
 
@@ -453,15 +409,15 @@ def to_ask(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
     """The next question that has to be answered before a candidate is taken; None: none is left.
 
     PodResources Get knows a pod from just before its admission. So among the candidates, the pod
-    being admitted is the one that Get knows without device ids. PodResources has no UIDs; the
-    kubelet's checkpoint file has. The owner of the node lock is asked about first.
+    being admitted is the one that Get knows without device ids. The owner of the node lock is asked
+    about first.
     """
-    # The decision needs the kubelet's checkpoint file:
+    # The decision needs the kubelet's checkpoint file, which has UIDs:
     # - if Get is missing, or for init containers, which are listed nowhere else;
     # - if this kubelet once named ids for a candidate's container and now does not: one of the two
     #   answers was about another pod of that name;
     # - with many candidates: those in the file need no PodResources Get.
-    if ReadRecords not in evidence.asked and (
+    if Ask.RECORDS not in evidence.asked and (
         len(found) > MANY
         or any(
             not evidence.witnessed
@@ -470,30 +426,32 @@ def to_ask(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
             for each in found
         )
     ):
-        return ReadRecords()
+        return Question(Ask.RECORDS)
 
-    containers = (container for each in found for container in each.pod.containers)
-    running = {each.running_id for each in containers if each.running_id}
-    if unchecked := running - evidence.alive.keys():
-        return CheckRunning(frozenset(unchecked))
+    if question := _running((each.pod for each in found), evidence):
+        return question
     if not evidence.witnessed:
         return None
 
-    left = [each for each in found if each.pod.key not in evidence.known]
+    left = [each.pod for each in found if each.pod.key not in evidence.known]
     # The kubelet admits one pod after the other. So with many candidates, once one is known to be
     # admitted, only those remain whose containers the kubelet may be restarting in parallel.
     if len(found) > MANY and any(
         not each.deleted and is_at_admission(each.pod, evidence)
         for each in admitted(found, evidence)
     ):
-        left = [each for each in left if not is_at_admission(each.pod, evidence)]
-    if not left:
-        return None
+        left = [pod for pod in left if not is_at_admission(pod, evidence)]
 
     # Static pods come last: a tenant can create mirror pods that no kubelet admits.
-    left.sort(key=lambda each: (each.pod.key != evidence.owner, each.pod.static))
-    first, *others = (each.pod.key for each in left)
-    return AskKubelet(first, tuple(others))
+    left.sort(key=lambda pod: (pod.key != evidence.owner, pod.static))
+    return Question(Ask.KUBELET, tuple(pod.key for pod in left)) if left else None
+
+
+def _running(pods: Iterable[PodView], evidence: Evidence) -> Question | None:
+    """Ask which containers of the pods run, as far as that is not known."""
+    ids = {each.running_id for pod in pods for each in pod.containers if each.running_id}
+    unchecked = frozenset(ids - evidence.alive.keys())
+    return Question(Ask.RUNNING, ids=unchecked) if unchecked else None
 
 
 def admitted(found: tuple[Candidate, ...], evidence: Evidence) -> tuple[Candidate, ...]:
@@ -511,12 +469,10 @@ def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
     pod, holding = candidate.pod, evidence.known.get(candidate.pod.key)
     if holding is None:
         return False
-
     named = holding.containers.keys()
     apps = {each.name for each in pod.containers if each.role is Role.APP}
     if not apps <= named <= {each.name for each in pod.containers}:
         return False
-
     resource = evidence.settings.resource
     names = [each.name for each in pod.asking(resource)]
     later = names[names.index(candidate.container.name) + 1 :]
@@ -541,48 +497,47 @@ def exactly_one(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate |
     if evidence.witnessed and present and len({each.pod.key for each in known}) == 1:
         return present[0]
 
-    if not present and evidence.ledger.rows and ReadRecords not in evidence.asked:
-        return ReadRecords()  # the checkpoint may show that a container counts as held but is not
-    if ListPods not in evidence.asked:
+    if not present and evidence.ledger.rows and Ask.RECORDS not in evidence.asked:
+        # The checkpoint may show that a container counts as held but is not.
+        return Question(Ask.RECORDS)
+    if Ask.PODS not in evidence.asked:
         # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
         # admit it. For the lock's owner the API server has longer, so the lock comes first if the
         # one in view is of no pod that may be asking, and a newer one can be read.
         owner = evidence.owner
         is_nobodys = owner is None or evidence.known.get(owner, True) is None
-        is_lock_unseen = not known and is_nobodys and LookAtNode not in evidence.asked
-        return LookAtNode() if is_lock_unseen else ListPods()
+        is_lock_unseen = not known and is_nobodys and Ask.NODE not in evidence.asked
+        return Question(Ask.NODE if is_lock_unseen else Ask.PODS)
 
     newcomer = _beside_dead(known, evidence) if evidence.witnessed else None
     if newcomer is not None:
         return newcomer
 
     names = cap(", ".join(sorted({each.pod.title for each in known})))
-    if not (evidence.asked[ListPods] and evidence.table.synced):
+    if not (evidence.asked[Ask.PODS] and evidence.table.synced):
         raise _unknown(
             f"no pod that it knows of, or several ({names or 'none'}) may be asking for "
-            f"{evidence.count} slice(s) at this moment"
+            f"{evidence.count} slice(s)"
         )
     if not known:
         raise Refusal(
             RefusalReason.NO_POD_ADMITTED,
             f"The kubelet asks for {evidence.count} slice(s), but no pod of this node that "
-            "requests this number is being admitted. Nothing is to be done for a deleted pod or "
-            "one with a controller, which creates it again; create any other again. A static pod "
-            "gets no GPUs: make it a DaemonSet.",
+            "requests this number is being admitted. Create the pod again, if it has no controller "
+            "and was not deleted. A static pod gets no GPUs: make it a DaemonSet.",
         )
     first = known[0]
     if not present:
         raise Refusal(
             RefusalReason.POD_DELETED,
-            f"Pod {first.pod.title} was deleted before the kubelet admitted it; its controller "
-            "makes a new one.",
+            f"Pod {first.pod.title} was deleted before its admission; create it again.",
         )
     if evidence.witnessed:
         raise Refusal(
             RefusalReason.MANY_PODS_ADMITTED,
-            f"The kubelet may be asking for any of several pods at once ({names}) and does not say "
-            "for which one, and the agent does not guess. If this pod is new, create it again. If "
-            "they ran before, the kubelet lost its records of them: delete all but one of them.",
+            f"The kubelet may be asking for any of several pods ({names}), and the agent does not "
+            "guess. If this pod is new, create it again. If they ran before, the kubelet lost its "
+            "records of them: delete all but one of them.",
         )
 
     # Kubelets before 1.34 have no Get: a sole candidate is served if it holds the node lock, for
@@ -604,11 +559,11 @@ def _beside_dead(known: tuple[Candidate, ...], evidence: Evidence) -> Candidate 
     seconds, and in vain if nothing tells them apart. They must not cost every new pod its start:
     the kubelet is admitting this one now, and the scheduler has just placed it.
     """
+    # A pod from before this kubelet took the lists may have been admitted without asking, and ask
+    # when its container dies.
     new = [
         each
         for each in known
-        # A pod from before this kubelet took the lists may have been admitted without asking, and
-        # ask when its container dies.
         if not each.deleted
         and each.pod.created >= evidence.kubelet.asks_since
         and is_at_admission(each.pod, evidence)
@@ -617,27 +572,25 @@ def _beside_dead(known: tuple[Candidate, ...], evidence: Evidence) -> Candidate 
         return None
 
     pod = new[0].pod
-    # A deleted pod does not matter if the new one has its name: see exactly_one.
-    if any(each.deleted and each.pod.key != pod.key for each in known):
-        return None
-    # A call beside this one may be the new pod's, unless the kubelet did not know the pod yet when
-    # that call came.
-    if any(names is None or pod.key in names for names in evidence.beside):
+    # A deleted pod does not matter if the new one has its name: see exactly_one. A call beside this
+    # one may be the new pod's, unless the kubelet did not know the pod yet when that call came.
+    if any(each.deleted and each.pod.key != pod.key for each in known) or any(
+        names is None or pod.key in names for names in evidence.beside
+    ):
         return None
 
     # The kubelet answers by name: if a deleted pod of this name still runs, the answer may be about
     # that one, and nothing tells the call of the new pod from those of the dead containers.
-    graves = (stone.pod for stone in evidence.table.tombstones if stone.pod.key == pod.key)
-    namesakes = {one.running_id for grave in graves for one in grave.containers if one.running_id}
-    if unchecked := namesakes - evidence.alive.keys():
-        return CheckRunning(frozenset(unchecked))
-    if any(evidence.alive[each] for each in namesakes):
+    graves = [stone.pod for stone in evidence.table.tombstones if stone.pod.key == pod.key]
+    if question := _running(graves, evidence):
+        return question
+    if any(evidence.alive.get(each.running_id or "") for one in graves for each in one.containers):
         return None
 
     if not (lock_of(pod, evidence) or may_be_unlocked(pod, evidence)):
         return seek_lock(pod, evidence)
     is_first = evidence.known_before.get(pod.key, False) and not evidence.beside
-    return new[0] if is_first or AwaitOthers in evidence.asked else AwaitOthers()
+    return new[0] if is_first or Ask.OTHERS in evidence.asked else Question(Ask.OTHERS)
 
 
 def rejected_pod(evidence: Evidence) -> PodUid | None:
@@ -661,17 +614,15 @@ def rejected_pod(evidence: Evidence) -> PodUid | None:
         return deleted[0] if deleted else None
 
     pod = found[0].pod
-    # A deleted pod of the name that an earlier kubelet answered is no candidate, but may ask again.
-    is_another_possible = any(
+    # A deleted pod of the name that was answered is no candidate, but may ask again.
+    may_be_another = any(
         stone.pod.key == pod.key
         and evidence.now - stone.deleted_at <= ASKED_AFTER_DELETION
-        and any(
-            row.epoch != evidence.kubelet.epoch for row in evidence.ledger.rows_of(stone.pod.uid)
-        )
+        and evidence.ledger.rows_of(stone.pod.uid)
         for stone in evidence.table.tombstones
     )
     is_asked_again = len(found) != 1 or found[0].row is not None or pod.has_run
-    return None if is_another_possible or is_asked_again else pod.uid
+    return None if may_be_another or is_asked_again else pod.uid
 
 
 def _unknown(what: str) -> Refusal:
@@ -692,30 +643,28 @@ def _still_the_same(candidate: Candidate, evidence: Evidence) -> Question | None
     A pod whose name was not generated can be created again with another share. Once a container of
     a pod was answered at its admission, the calls that follow are for the same pod. Raises Refusal.
     """
-    pod, is_listed = candidate.pod, evidence.asked.get(ListPods)
+    pod, is_listed = candidate.pod, evidence.asked.get(Ask.PODS)
     # PodResources says "known, no devices" of a pod that is being admitted, of one that was started
     # without an Allocate, and of one whose records are lost. The last two ask only when a container
     # has died. Then a pod that no view shows may be asking instead.
     if not is_at_admission(pod, evidence) and not is_listed:
         if is_listed is None:
-            return ListPods()
+            return Question(Ask.PODS)
         raise _unknown(
-            f"pod {pod.title}, of which the kubelet has no record, may have run before, so a pod "
-            "that the agent does not know may be asking"
+            f"the kubelet has no record of pod {pod.title}, so a pod that the agent does not know "
+            "may be asking"
         )
 
     if not pod.reusable_name or _is_under_way(candidate, evidence):
         return None
     if pod.key not in evidence.pod_uids:
-        return None if is_listed else LookAtPod(pod.key)
+        return None if is_listed else Question(Ask.POD, (pod.key,))
 
     uid = evidence.pod_uids[pod.key]
-    if uid == pod.uid:
-        return None
     # A GET that failed proves nothing.
-    if uid is UNREAD or is_listed is False:
+    if uid != pod.uid and (uid is UNREAD or is_listed is False):
         raise _unknown(f"the name of pod {pod.title} may be another pod's by now")
-    return None if is_listed else ListPods()
+    return None if uid == pod.uid or is_listed else Question(Ask.PODS)
 
 
 def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
@@ -740,20 +689,20 @@ def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Gra
 
     A GPU that the operator has filtered out since still counts: its container may start again.
     """
-    gpus = {share.uuid: evidence.inventory.find(share.uuid) for share in row.shares}
-    gone = [
-        uuid
-        for uuid, gpu in gpus.items()
+    for share in row.shares:
+        gpu = evidence.inventory.find(share.uuid)
         # In MIG mode nothing can use the whole GPU.
-        if not (gpu and gpu.there and not gpu.gpu.mig_enabled)
-        or gpu.health.condition is Condition.LOST
-    ]
-    if gone and ListPods not in evidence.asked:
-        return ListPods()  # a pod that the watch has not shown may be asking
-    if gone:
+        if (
+            gpu
+            and gpu.there
+            and not (gpu.gpu.mig_enabled or gpu.health.condition is Condition.LOST)
+        ):
+            continue
+        if Ask.PODS not in evidence.asked:
+            return Question(Ask.PODS)  # a pod that the watch has not shown may be asking
         raise Refusal(
             RefusalReason.BAD_GPU,
-            f"Container {row.key.container} of pod {candidate.pod.title} holds GPU {gone[0]}, "
+            f"Container {row.key.container} of pod {candidate.pod.title} holds GPU {share.uuid}, "
             "which is gone, lost or in MIG mode; delete the pod so that it is placed again.",
         )
     return Grant(candidate, row.group, row.shares)
@@ -781,39 +730,32 @@ def require_right(candidate: Candidate, evidence: Evidence) -> None:
         if read_request(container.count, amounts, settings.requests) is None:
             raise Refusal(
                 RefusalReason.DROPPED_REQUEST,
-                f"HAMi's scheduler dropped the request of container {container.name} of pod "
-                f"{pod.title}: it cannot count {amounts[name]} MiB; write {name} as a number of "
-                "MiB without a unit.",
+                f"HAMi's scheduler cannot count the {amounts[name]} MiB that container "
+                f"{container.name} of pod {pod.title} requests, so it dropped the request; write "
+                f"{name} as a number of MiB without a unit.",
             )
     if lock_of(pod, evidence) or may_be_unlocked(pod, evidence):
         return
 
-    if evidence.asked.get(LookAtNode) is False and not _is_made_with_its_node(pod):
+    if evidence.asked.get(Ask.NODE) is False and not _is_made_with_its_node(pod):
         raise _unknown(f"no node lock that it knows of names pod {pod.title}")
+    again = f"create it again with schedulerName {settings.scheduler_name}"
     if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
         raise Refusal(
             RefusalReason.NO_RIGHT,
-            f"Pod {pod.title} asks for GPUs, but HAMi's scheduler is placing "
-            f"{'/'.join(lock.owner)} on this node: another scheduler bound the pod, or another pod "
-            "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
+            f"Pod {pod.title} asks for GPUs while HAMi's scheduler places {'/'.join(lock.owner)} "
+            f"on this node: another scheduler bound it, or its lock was taken over; {again}.",
         )
-
-    advice = "upgrade the kubelet to 1.34"
-    if evidence.witnessed:
-        is_strict = settings.unlocked_pods is UnlockedPods.STRICT and not _takes_lock(pod)
-        advice = f"set allocation.unlockedPods to {'scheduled' if is_strict else 'unique'}"
-    why = (
-        ": another scheduler bound it, the lock was removed, or it started before without its GPU; "
-        f"create it again with schedulerName {settings.scheduler_name}"
-    )
+    why = "another scheduler bound it, the lock was removed, or it started before without its GPU"
     if _is_made_with_its_node(pod):
-        why = ": it was created with its node (spec.nodeName); create it again without nodeName"
+        why, again = "it was created with its node", "create it again without spec.nodeName"
     elif not _takes_lock(pod):
-        why += " and with the GPU in an app container too"
+        again += " and with the GPU in an app container too"
+    upgrade = "" if evidence.witnessed else " and upgrade the kubelet to 1.34"
     raise Refusal(
         RefusalReason.NO_LOCK,
-        f"Pod {pod.title} holds no node lock of HAMi's scheduler{why}, or ask the operator to "
-        f"{advice}.",
+        f"Pod {pod.title} holds no node lock of HAMi's scheduler: {why}; {again}, or ask the "
+        f"operator to choose another allocation.unlockedPods{upgrade}.",
     )
 
 
@@ -826,9 +768,9 @@ def seek_lock(pod: PodView, evidence: Evidence) -> Question | None:
     if lock_of(pod, evidence) or _is_made_with_its_node(pod):
         return None
     is_needed = _takes_lock(pod) or not may_be_unlocked(pod, evidence)
-    if is_needed and AwaitLock not in evidence.asked:
-        return AwaitLock(pod.key)
-    return None if LookAtNode in evidence.asked else LookAtNode()
+    if is_needed and Ask.LOCK not in evidence.asked:
+        return Question(Ask.LOCK, (pod.key,))
+    return None if Ask.NODE in evidence.asked else Question(Ask.NODE)
 
 
 def may_be_unlocked(pod: PodView, evidence: Evidence) -> bool:
@@ -875,10 +817,9 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     """
     if _is_made_with_its_node(pod):
         return None
-
     for lock in (evidence.lock, *evidence.former_locks):
         if lock is not None and lock.owner == pod.key:
-            is_read = lock is evidence.lock and evidence.asked.get(LookAtNode)
+            is_read = lock is evidence.lock and evidence.asked.get(Ask.NODE)
             users = {evidence.used_locks.get(lock.value)}
             users |= evidence.ledger.answered_under(lock.value)
             if is_read or users <= {None, pod.uid}:
@@ -896,26 +837,24 @@ def check(candidate: Candidate, evidence: Evidence) -> Question | Grant:
     which nobody can change, the inventory and the ledger.
     """
     group, shares = _assigned(candidate, evidence.settings)
-    gpus = _usable(candidate, shares, evidence)
     lock = lock_of(candidate.pod, evidence)
-    _require_requested(candidate, shares, gpus, evidence.settings, has_lock=lock is not None)
+    gpus = _usable(candidate, shares, evidence, has_lock=lock is not None)
     uid, pods = candidate.pod.uid, evidence.table.pods
-    beside = {row.key: row for uuid in gpus for row in evidence.ledger.rows_on(uuid)}
     # A dead row does not count here. Reconcile closes it and removes its directory. A pod that the
     # kubelet does not know is dead only if this kubelet instance was answered: a new one may not
     # have admitted the pod yet.
-    forgotten = {name for name, holding in evidence.known.items() if holding is None}
+    beside = {row.key: row for uuid in gpus for row in evidence.ledger.rows_on(uuid)}
     live = [
         row
         for row in beside.values()
         if row.is_live(evidence.table)
-        and not (row.epoch == evidence.kubelet.epoch and (row.namespace, row.pod) in forgotten)
+        and (row.epoch != evidence.kubelet.epoch or evidence.known.get(row.pod_key, True))
     ]
     wanted = RoomClaim(uid, candidate.container.role, shares, group)
     true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
     own = shortage(wanted, (claim for claim in true if claim.pod_uid == uid), gpus)
     if own is not None:
-        raise _oversold(candidate, own, alone=True)
+        raise _oversold(candidate, own, "let its containers ask for less, and create it again")
     oversold = shortage(wanted, true, gpus)
     hami = [claim for row in live if (claim := scheduled(row, pods.get(row.key.pod_uid)))]
     role = scheduled_role(wanted.role, group, candidate.pod)
@@ -925,73 +864,26 @@ def check(candidate: Candidate, evidence: Evidence) -> Question | Grant:
     # One of the two sums must fit. Another pod that has ended, unseen as yet, may be in the way.
     full = {oversold.gpu.uuid, short.gpu.uuid}
     in_the_way = [
-        row
+        row.pod_key
         for row in live
         if row.key.pod_uid != uid and any(share.uuid in full for share in row.limits)
     ]
-    for row in in_the_way if evidence.witnessed else ():
-        if (row.namespace, row.pod) not in evidence.known:
-            return AskKubelet((row.namespace, row.pod))
-    if in_the_way and ListPods not in evidence.asked:
+    unasked = [key for key in in_the_way if key not in evidence.known]
+    if unasked and evidence.witnessed:
+        return Question(Ask.KUBELET, (unasked[0],))
+    if in_the_way and Ask.PODS not in evidence.asked:
         # The scheduler's watch may have shown a change that the agent's watch has not.
-        return ListPods()
-    raise _oversold(candidate, oversold)
+        return Question(Ask.PODS)
+    raise _oversold(candidate, oversold, "create it again, so that it is placed again")
 
 
-def _require_requested(
-    candidate: Candidate,
-    shares: Iterable[Share],
-    gpus: Mapping[GpuUuid, SharedGpu],
-    settings: MatchSettings,
-    *,
-    has_lock: bool,
-) -> None:
-    """Require that no share is more than the container requests. Raises Refusal.
-
-    HAMi after 2.10 requires the same. `gpus` have the greatest amounts that they registered lately,
-    so that a percentage of an earlier amount is not more. 0 % of compute is no limit, and 0 MiB is
-    all of the memory. Without a lock, nothing else tells that the scheduler wrote the annotation:
-    amounts must be the same as in the request then, and the rules that are known must do.
-    """
-    container, rules = candidate.container, settings.requests
-    is_exact = settings.unlocked_pods is UnlockedPods.SCHEDULED and not has_lock
-    request = read_request(container.count, dict(container.others), rules)
-    if request is None or not (rules.known or is_exact):
-        return
-    for share in shares:
-        registered_mib = gpus[share.uuid].registered_mib
-        most = request.memory_on(registered_mib) or registered_mib
-        memory, cores = share.memory_mib or registered_mib, share.core_percent
-        is_more = memory > most or 0 < request.cores < (cores or 101)
-        is_other = cores != request.cores or (memory != most and request.memory_mib > 0)
-        if is_more or (is_exact and is_other):
-            raise Refusal(
-                RefusalReason.NOT_AS_REQUESTED,
-                f"Container {container.name} of pod {candidate.pod.title} requests {most} "
-                f"MiB and {_percent(request.cores)} of a GPU, but annotation {ALLOCATED} gives it "
-                f"{memory} MiB and {_percent(cores)} of {share.uuid}: it was changed after "
-                "HAMi's scheduler wrote it, or the agent has other settings than the scheduler; "
-                "delete the pod, and its controller makes a new one.",
-            )
-
-
-def _percent(cores: int) -> str:
-    return f"{cores} % of the compute" if cores else "all of the compute"
-
-
-def _oversold(candidate: Candidate, short: Shortage, *, alone: bool = False) -> Refusal:
+def _oversold(candidate: Candidate, short: Shortage, to_do: str) -> Refusal:
     gate = RefusalReason.MEMORY_EXCEEDED if short.memory else RefusalReason.CORES_EXCEEDED
     what, total, limit = short.amounts
-    to_do = (
-        "this pod alone was given that much: let its containers ask for less, and create the pod "
-        "again."
-        if alone
-        else "create the pod again, so that it is placed again."
-    )
     return Refusal(
         gate,
         f"With container {candidate.container.name} of pod {candidate.pod.title}, GPU "
-        f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; {to_do}",
+        f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; {to_do}.",
     )
 
 
@@ -1007,9 +899,8 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
     if not any(pod.groups or ()):
         raise Refusal(
             RefusalReason.NO_ANNOTATION,
-            f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} "
-            f"{'is missing' if pod.groups is None else 'names no GPU'}; create it with "
-            "schedulerName of HAMi's scheduler.",
+            f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} names no GPU; "
+            "create it with schedulerName of HAMi's scheduler.",
         )
     node = pod.annotations.get(VGPU_NODE)
     if node != settings.node:
@@ -1065,26 +956,47 @@ def pair_groups(
 
 
 def _usable(
-    candidate: Candidate, shares: tuple[Share, ...], evidence: Evidence
+    candidate: Candidate, shares: tuple[Share, ...], evidence: Evidence, *, has_lock: bool
 ) -> dict[GpuUuid, SharedGpu]:
-    """The GPUs of the shares. Raises Refusal unless all are known and serving."""
+    """The GPUs of the shares, with the greatest amounts that they registered in the last 60 s.
+
+    Raises Refusal unless all are known and serving, and no share is more than the container
+    requests, as HAMi after 2.10 requires too. 0 % of compute is no limit, and 0 MiB is all of the
+    memory. Without a lock, nothing else tells that the scheduler wrote the annotation: amounts must
+    be the same as in the request then, and the rules that are known must do.
+    """
     gpus: dict[GpuUuid, SharedGpu] = {}
+    settings, container, title = evidence.settings, candidate.container, candidate.pod.title
+    is_exact = settings.unlocked_pods is UnlockedPods.SCHEDULED and not has_lock
+    request = read_request(container.count, dict(container.others), settings.requests)
     for share in shares:
         gpu = evidence.inventory.find(share.uuid)
-        gone = gpu is not None and not gpu.present and gpu.health.condition is not Condition.LOST
-        if gpu is None or gone:
+        if gpu is None or not (gpu.present or gpu.health.condition is Condition.LOST):
             why = f" ({gpu.obstacle})" if gpu and gpu.obstacle else ""
             raise Refusal(
                 RefusalReason.UNKNOWN_GPU,
-                f"Pod {candidate.pod.title} was given GPU {cap(share.uuid, 64)}, which this node "
-                f"does not share{why}; create it again, so that it is placed again.",
+                f"Pod {title} was given GPU {cap(share.uuid, 64)}, which this node does not share"
+                f"{why}; create it again, so that it is placed again.",
             )
-        require_serving(gpu, f"Pod {candidate.pod.title}")
-        # With the greatest amounts of the last 60 s, by which the pod may have been placed.
+        require_serving(gpu, f"Pod {title}")
         recent = evidence.registered.get(gpu.uuid, GpuUse())
-        gpus[share.uuid] = msgspec.structs.replace(
-            gpu,
-            registered_mib=max(gpu.registered_mib, recent.memory_mib),
-            core_percent=max(gpu.core_percent, recent.core_percent),
-        )
+        mib = max(gpu.registered_mib, recent.memory_mib)
+        percent = max(gpu.core_percent, recent.core_percent)
+        gpus[share.uuid] = msgspec.structs.replace(gpu, registered_mib=mib, core_percent=percent)
+        if request is None or not (settings.requests.known or is_exact):
+            continue
+
+        most = request.memory_on(mib) or mib
+        memory, cores = share.memory_mib or mib, share.core_percent
+        is_more = memory > most or 0 < request.cores < (cores or 101)
+        is_other = cores != request.cores or (memory != most and request.memory_mib > 0)
+        if is_more or (is_exact and is_other):
+            raise Refusal(
+                RefusalReason.NOT_AS_REQUESTED,
+                f"Container {container.name} of pod {title} requests {most} MiB and "
+                f"{request.cores or 100} % of the compute, but annotation {ALLOCATED} gives it "
+                f"{memory} MiB and {cores or 100} % of {share.uuid}: somebody changed it, or the "
+                "agent has other settings than the scheduler; delete the pod, and its controller "
+                "makes a new one.",
+            )
     return gpus

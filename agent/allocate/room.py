@@ -3,11 +3,10 @@
 What is true is Kubernetes' rule: a sidecar runs as long as its pod; ordinary init containers run
 one after another, each beside the sidecars before it, and end before the apps start. So a pod takes
 the greater of the peak of its init phase and the sum of app containers and sidecars; once the init
-containers have succeeded, the sum. People and the next pod are told that sum alone: `promised`.
+containers have succeeded, the sum.
 
-What HAMi's scheduler counts differs by release, and tells which pods it will place. 2.10 takes
-sidecars for ordinary init containers, so it can place more than fits. All others count at least
-what is true.
+HAMi 2.10 takes sidecars for ordinary init containers, so it can place more than fits. All other
+releases count at least what is true.
 Source: Kubernetes component-helpers resource/helpers.go AggregateContainerRequests; HAMi v2.10
 pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod.
 """
@@ -41,11 +40,7 @@ _AMOUNT: Final = whole(-(2**31), _INT32_MAX)
 
 
 class RequestRules(msgspec.Struct, frozen=True):
-    """The names of resources and the defaults in HAMi's device-config.yaml.
-
-    `known`: that file was read. Otherwise these are HAMi's defaults, and the scheduler may have
-    others.
-    """
+    """Resource names and defaults of HAMi's device-config.yaml. `known`: that file was read."""
 
     # fmt: off
     memory: Annotated[str, _rule("sharing.memoryResourceName", optional_resource,
@@ -102,10 +97,8 @@ def read_request(
         memory_mib = rules.default_memory_mib
         percent = percent if memory_mib else 100
     cores = amounts.get(rules.cores, NOT_WHOLE)
-    is_known = 0 <= cores <= _INT32_MAX
-    return ContainerRequest(
-        count, memory_mib, percent, cores if is_known else rules.default_core_percent
-    )
+    cores = cores if 0 <= cores <= _INT32_MAX else rules.default_core_percent
+    return ContainerRequest(count, memory_mib, percent, cores)
 
 
 class GpuUse(msgspec.Struct, frozen=True):
@@ -119,9 +112,8 @@ class GpuUse(msgspec.Struct, frozen=True):
 
     def peak(self, other: "GpuUse") -> "GpuUse":
         """The greater of each."""
-        return GpuUse(
-            max(self.memory_mib, other.memory_mib), max(self.core_percent, other.core_percent)
-        )
+        memory_mib = max(self.memory_mib, other.memory_mib)
+        return GpuUse(memory_mib, max(self.core_percent, other.core_percent))
 
 
 class RoomClaim(msgspec.Struct, frozen=True):
@@ -239,10 +231,7 @@ class Shortage(msgspec.Struct, frozen=True):
 def shortage(
     wanted: RoomClaim, live: Iterable[RoomClaim], gpus: Mapping[GpuUuid, SharedGpu]
 ) -> Shortage | None:
-    """The first GPU of `wanted` that would be oversold, or None if `wanted` fits.
-
-    Every GPU of `wanted` must be in `gpus`.
-    """
+    """The first GPU of `wanted` that would be oversold, or None if `wanted` fits."""
     claims = (*live, wanted)
     for uuid in dict.fromkeys(share.uuid for share in wanted.shares):
         gpu = gpus[uuid]
@@ -255,22 +244,15 @@ def shortage(
 
 
 def require_serving(gpu: SharedGpu, who: str) -> None:
-    """Require that new containers may use the GPU. `who`: whose GPU it is, for the sentence.
-
-    Raises:
-        Refusal: DRIVER_UNRESPONSIVE or BAD_GPU.
-    """
+    """Require that new containers may use the GPU. `who`: whose it is. Raises Refusal."""
     if gpu.serving:
         return
-
     if gpu.present and gpu.health.condition is Condition.UNMONITORED:
-        raise Refusal(
-            RefusalReason.DRIVER_UNRESPONSIVE,
-            f"{who} cannot start: the driver has not answered for its {gpu.gpu.title} for too "
-            "long; ask the operator to check the node's driver.",
+        what = (
+            f"{who} cannot start: the driver has not answered for its {gpu.gpu.title} for too long"
         )
-    raise Refusal(
-        RefusalReason.BAD_GPU,
-        f"{who} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}; create the pod "
-        "again, so that it is placed on another GPU.",
-    )
+        to_do = "ask the operator to check the node's driver."
+        raise Refusal(RefusalReason.DRIVER_UNRESPONSIVE, f"{what}; {to_do}")
+    what = f"{who} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}"
+    to_do = "create the pod again, so that it is placed on another GPU."
+    raise Refusal(RefusalReason.BAD_GPU, f"{what}; {to_do}")

@@ -11,35 +11,36 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
+import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import structlog
 from prometheus_client import Histogram
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order
+from agent.allocate.edits import (
+    check_library,
+    container_edits,
+    cuda_order,
+    gpu_edits,
+    grant,
+    nearest,
+    steer,
+)
 from agent.allocate.match import (
-    AskKubelet,
-    AwaitLock,
-    AwaitOthers,
-    CheckRunning,
+    Ask,
     Evidence,
     Grant,
     KubeletStart,
-    ListPods,
-    LookAtNode,
-    LookAtPod,
     MatchSettings,
     Question,
-    ReadRecords,
     decide,
     pair_groups,
     rejected_pod,
 )
-from agent.allocate.prefer import nearest, steer
 from agent.allocate.room import GpuUse, Shortage
 from agent.cluster import NodeEvent, NodeView, PodKey, PodTable, PodUid
 from agent.errors import (
@@ -58,6 +59,7 @@ from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
 from agent.kit.timing import Budget, CallOrder, Lag, Starved, Tally, Turn, loop_time
 from agent.ledger import (
+    PLAIN,
     ContainerEdits,
     ContainerKey,
     Decider,
@@ -70,9 +72,10 @@ from agent.ledger import (
     Row,
     container_directory,
 )
-from agent.model import GpuUuid, Inventory, Share, SliceId
-from agent.ports import Clock, Containers, KubeletRecords, Witness
+from agent.model import Gpu, GpuUuid, Inventory, Share, SliceId
+from agent.ports import Clock, Containers, RecordsReader, Witness
 from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
+from agent.setting import Field, boolean
 from agent.settle import REFUSED_EVENT
 
 log = structlog.get_logger(__name__)
@@ -84,48 +87,31 @@ T = TypeVar("T")
 # The kubelet sets no deadline, and a refusal fails the pod. But while it waits it starts, stops and
 # probes nothing on the whole node. So each peer has a time of its own for all waits of a call.
 
-DISK_BUDGET = 10.0
-"""For the node's disk. When it is silent for longer, the node offers no slice."""
-
-KUBELET_BUDGET = 10.0
-"""For all questions to the kubelet. A busy one is slow."""
-
-API_BUDGET = 0.6
-"""For all requests to the API server."""
-
+DISK_BUDGET = 10.0  # When the disk is silent for longer, the node offers no slice.
+KUBELET_BUDGET = 10.0  # A busy kubelet is slow.
+API_BUDGET = 0.6  # For all requests to the API server.
 OWNER_BUDGET = 2.0
 """The same for the pod that the node lock names, and while the watch may still show who asks. A
 refusal fails a good pod, and the kubelet's own watch can be that much ahead of ours."""
 
-LIST_PAUSE = 0.4
-"""For a LIST after the first one."""
-
-GET_PAUSE = 0.15
-"""For the GET of a pod. That of the Node has what is left: without it a pod is refused."""
-
-LOCK_PAUSE = 0.25
-"""For the Node's watch to catch up with the pods' watch."""
-
+LIST_PAUSE = 0.4  # For a LIST after the first one.
+GET_PAUSE = 0.15  # For a pod's GET. The Node's has what is left: without it a pod is refused.
+LOCK_PAUSE = 0.25  # For the Node's watch to catch up with the pods' watch.
 OTHERS_PAUSE = 0.2
 """In which the call of a pod that the kubelet is admitting comes. If it comes, the one that waits
 here is another's, and is refused as overtaken."""
 
 UNANSWERED_PAUSES = (0.01, 0.05)
-"""Until PodResources is asked again after a failure. A kubelet's restart breaks the connection
-once; that must not fail a pod."""
+"""Until PodResources is asked again: a kubelet's restart breaks the connection once."""
 
-PREFER_BUDGET = 0.2
-"""For GetPreferredAllocation. The kubelet calls it just before Allocate."""
-
+PREFER_BUDGET = 0.2  # For GetPreferredAllocation, which comes just before Allocate.
 WATCH_PAUSE = 0.1
 """Of these, for the agent's watches to show a pod that the kubelet's watch has shown already.
 Without this wait a preference would name any GPUs."""
 
-WAIT_BURST = 16
-WAIT_REFILL = 5.0
+WAIT_BURST, WAIT_REFILL = 16, 5.0
 """Waits of calls that nothing came of, for the node: so many at once, and then one every five
-seconds. While a call waits the kubelet admits nobody, and a tenant can make pods without end that
-are waited for in vain."""
+seconds. A tenant can make pods without end that are waited for in vain."""
 
 MAX_QUESTIONS = 256
 """More than the pods of any node. A decision that asks more has a defect and is refused."""
@@ -144,7 +130,7 @@ class AllocateStep(enum.StrEnum):
     WRITE = "disk"
 
 
-_BELOW_THE_HOOK_PATH = {
+_CANNOT = {
     AllocateStep.HOOK: "HAMi-core's files on the node cannot be read",
     AllocateStep.DIRECTORY: "The container's directory on the node cannot be created",
 }
@@ -153,48 +139,31 @@ _BELOW_THE_HOOK_PATH = {
 def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """The refusal when that step failed or took too long."""
     if isinstance(error, Starved):
-        return Refusal(
-            RefusalReason.STARVED,
-            "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
-            "raise its CPU request, and the pod's controller starts it again.",
-        )
-
-    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
-    if step in _BELOW_THE_HOOK_PATH:
-        return Refusal(
-            RefusalReason.HOST_DIRECTORY,
-            f"{_BELOW_THE_HOOK_PATH[step]} ({reason}); ask the operator to check the node's hook "
-            "path and its disk.",
-        )
+        gate, what = RefusalReason.STARVED, "The GPU agent gets too little CPU to answer in time"
+        return Refusal(gate, f"{what}; ask the operator to raise its CPU request.")
+    to_do = "ask the operator to check the node's disk and hook path."
     if step is AllocateStep.MATCH and isinstance(error, TimeoutError):
-        return Refusal(
-            RefusalReason.OUT_OF_TIME,
-            "The kubelet or the node's disk did not say in time which pod this is; ask the "
-            "operator to check the node and its disk, and the pod's controller starts it again.",
-        )
-    return Refusal(
-        RefusalReason.STATE_UNWRITABLE,
-        f"The agent cannot write its state ({reason}), so it answers no new container; ask the "
-        "operator to check the node's disk.",
-    )
+        what = "The kubelet or the node's disk did not say in time which pod this is"
+        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; {to_do}")
+    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
+    if step in _CANNOT:
+        return Refusal(RefusalReason.HOST_DIRECTORY, f"{_CANNOT[step]} ({reason}); {to_do}")
+    what = f"The agent cannot write its state ({reason}), so it answers no new container"
+    return Refusal(RefusalReason.STATE_UNWRITABLE, f"{what}; {to_do}")
 
 
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 USED_LOCKS = 256
-"""Node locks remembered, each with the pod that was answered under it. The scheduler takes fewer
-in the 60 s in which a former lock proves a right."""
+"""Node locks remembered. The scheduler takes fewer in the 60 s in which a former one counts."""
 
 
 class AllocateCall(msgspec.Struct, eq=False):
     """One Allocate under way.
 
     - `turn`: says whether the kubelet has begun another container since.
-    - `disk`: the time that it waits for the disk.
     - `row`: the row to answer; None: not known yet. `is_replay`: it was answered before.
-    - `rejected`: the pod for which no further Allocate comes if this one is refused; None: not
-      known.
-    - `oversold`: see Grant.
+    - `rejected`: see rejected_pod. `oversold`: see Grant.
     """
 
     turn: Turn
@@ -225,8 +194,6 @@ class Allocation(abc.ABC):
     - `say` posts an Event about the Node. `noted` hears of each refusal, with its row if known.
     - `lag`: extends the deadlines of all calls.
     - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
-    - `waits`: how long all calls waited for what is outside the agent; what is left of an Allocate
-      is the agent's own work.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 
@@ -301,9 +268,8 @@ class Allocation(abc.ABC):
             what, total, limit = call.oversold.amounts
             text = (
                 f"HAMi's scheduler has given out {total} of {what} of "
-                f"{call.oversold.gpu.gpu.title}, which has {limit}: for a pod with sidecars or "
-                "init containers it counts less than runs at one time. Delete one of the pods on "
-                "this GPU, or let them ask for less."
+                f"{call.oversold.gpu.gpu.title}, which has {limit}: it counts less than runs at a "
+                "time in pods with sidecars or init containers. Delete a pod on this GPU."
             )
             self.say(NodeEvent(OVERSOLD_EVENT, text, warning=True))
 
@@ -322,6 +288,10 @@ class Allocation(abc.ABC):
             yield
         finally:
             self.waits.labels(what).observe(loop_time() - began)
+
+    def gpus(self) -> dict[GpuUuid, Gpu]:
+        """The GPUs of the inventory."""
+        return {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
 
     def instance(self) -> KubeletEpoch:
         """The present kubelet instance, or one that no row names."""
@@ -386,32 +356,24 @@ class Allocation(abc.ABC):
     async def _overtaken(self, row: Row, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted beside another one.
 
-        If the kubelet will ask again, this waits until no other call is under way. Until then the
-        kubelet begins no other container of the pod.
+        If the kubelet will ask again, which it does not for a new pod, this waits until no other
+        call is under way. Until then the kubelet begins no other container of the pod.
         """
-        # For a new pod the kubelet does not ask again: nothing is gained by waiting.
         if call.is_replay or row.holder is None:
             await self.order.until_alone(call.turn)  # each of them has its deadlines
-
-        whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row.holder else ""
         text = (
             "The kubelet lost its checkpoint and asks for several containers at once, so this "
-            f"answer would crash it. It asks again{whose} in a few seconds if the container ran "
-            "before; the controller of a new pod starts it again."
+            "answer would crash it. It asks again in a few seconds if the container ran before; "
+            "the controller of a new pod starts it again."
         )
         return Refusal(RefusalReason.OVERLAP, text)
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         """Record the refusal of `count` slices once, everywhere."""
-        self.results.add("refused", refusal.gate.name.lower())
-        log.warning(
-            "alloc.refused",
-            gate=refusal.gate.value,
-            step=call.step.value,
-            count=count,
-            reason=refusal.sentence,
-            **({} if call.row is None else _log_fields(call.row)),
-        )
+        gate, whose = refusal.gate, {} if call.row is None else _log_fields(call.row)
+        self.results.add("refused", gate.name.lower())
+        what = {"gate": gate.value, "step": call.step.value, "reason": refusal.sentence}
+        log.warning("alloc.refused", **what, count=count, **whose)
         self.noted(refusal, call.row)
         if refusal.gate in _OF_NO_POD:
             self.say(NodeEvent(REFUSED_EVENT, str(refusal), warning=True))
@@ -441,30 +403,18 @@ class HamiAllocation(Allocation):
 
     After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
     whose container died, and of one that is being admitted. What the kubelet asks for depends on
-    what it saw when it started. The agent looks when the kubelet begins to take its list (`run`):
+    what it saw when it started, so the agent looks when it begins to take its list (`run`):
 
     - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
       appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
-    - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
-      the order of the spec for each container that has no record and is not in that set, also if
-      it has died since. A pod without a cgroup was dead: its first container that has not started
-      since is next.
+    - From 0.9 s after its socket it admits the pods that were there, one by one, and asks in the
+      order of the spec for each container that has no record and is not in that set. A pod without
+      a cgroup was dead: its first container that has not started since is next.
     - It asks for nothing in an admission before it took the list: it starts those pods unasked.
-      Only a pod that was made since then counts as new.
-    - It asks for any container that dies later, in parallel and in any order; after a refusal for
-      the next one, and 8 to 10 s later again. All others are unknown: only a single possible
-      container is served. A status proves no death: the former kubelet may have started the
-      container again without telling.
+    - It asks for any container that dies later, in parallel and in any order, and after a refusal
+      8 to 10 s later again. All others are unknown: only a single possible container is served.
 
-    Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
-    that holds the node lock is served all the same: the kubelet knew it when it began the call, and
-    no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
-    a pod that no view shows may be the one.
-
-    The facts that it reads, and the peers that it asks:
-
-    - `match`: how pods are matched.
-    - `registered`: the greatest amounts registered for each GPU in the last 60 s.
+    - `match`: how pods are matched. `registered`: see Evidence.
     - `refresh`: makes the one LIST of this node's pods; with `is_owners`: the lock's owner may need
       it. Raises ApiError.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
@@ -476,7 +426,7 @@ class HamiAllocation(Allocation):
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
-    records: KubeletRecords
+    records: RecordsReader
     containers: Containers
     refresh: Callable[..., Awaitable[PodTable]]
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
@@ -498,16 +448,13 @@ class HamiAllocation(Allocation):
     async def run(self) -> None:
         """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
 
-        From then on it asks for the containers of each pod that it admits; before, if it has lost
-        its checkpoint, it does not know the resource, and starts them without asking. A new kubelet
-        starts no container before its first admission.
+        Before, a kubelet that lost its checkpoint does not know the resource and asks for nothing.
         """
         async for streams in self.streams.follow():
             epoch, now = self.epoch(), self.clock.now()
             # The same kubelet opens its stream again after a break: that is no new start.
             if not streams or epoch is None or (epoch, self.match.value.resource) in self._starts:
                 continue
-
             is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
             start = KubeletStart(epoch) if is_prompt else KubeletStart(epoch, asks_since=now)
             key = epoch, self.match.value.resource
@@ -590,8 +537,7 @@ class HamiAllocation(Allocation):
             self._offer = None if chosen is None else grant.candidate.key
 
         if chosen is None:
-            gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
-            chosen = nearest(available, must_include, size, gpus, held)
+            chosen = nearest(available, must_include, size, self.gpus(), held)
 
         turn.ids = frozenset(chosen)
         return chosen
@@ -607,14 +553,12 @@ class HamiAllocation(Allocation):
     async def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
 
-        Another agent answered it, or the ledger was lost. The scheduler's annotation says what it
-        holds. If the kubelet has no ids for it, the kubelet lost its checkpoint and may ask again.
-        None: the annotation cannot be read, or names a GPU that is not on this node.
+        The scheduler's annotation says what it holds. Without ids the kubelet lost its checkpoint
+        and may ask again. None: the annotation cannot be read, or its GPU is not on this node.
         """
         try:
             async with asyncio.timeout(DEADLINE):
                 facts = await self.hooks.facts()
-
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
             if found.container.name in paired:
                 row = self._first(found, *paired[found.container.name], facts)
@@ -623,7 +567,6 @@ class HamiAllocation(Allocation):
         except (AgentError, TimeoutError) as error:
             why = str(error) or "out of time"
             log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
-
         return None
 
     def _first(
@@ -636,11 +579,10 @@ class HamiAllocation(Allocation):
             GrantedShare(share, gpu) for share, gpu in zip(shares, gpus, strict=True) if gpu
         )
         if len(granted) < len(shares):  # an annotation from before: the GPU was removed since
-            raise Refusal(
-                RefusalReason.UNKNOWN_GPU,
-                f"A GPU of container {container.name} of pod {pod.title} is no longer on this "
-                "node; create the pod again.",
+            text = (
+                f"A GPU of container {container.name} of pod {pod.title} is gone; create it again."
             )
+            raise Refusal(RefusalReason.UNKNOWN_GPU, text)
 
         key = ContainerKey(pod.uid, container.name)
         disabled = container.control_disabled
@@ -659,21 +601,16 @@ class HamiAllocation(Allocation):
         )
 
 
-_PEERS: Final = {
-    AskKubelet: "kubelet",
-    ReadRecords: "kubelet",
-    AwaitOthers: "kubelet",
-    CheckRunning: "runtime",
-}
+_KUBELET = dict.fromkeys((Ask.KUBELET, Ask.RECORDS, Ask.OTHERS), "kubelet")
+_PEERS: Final = {**_KUBELET, Ask.RUNNING: "runtime"}
 """What a question waits for, in the metric; all others wait for the API server."""
 
 
 class Inquiry:
     """Asks until a decision can be made for one call, with answers that are kept for it alone.
 
-    `count`: how many slices are asked for. Without a `call` it is a preference's: it asks no API
-    server and needs no right, because a preference gives nothing away. `seen`: the answers so far,
-    with the views of the last step.
+    Without a `call` it is a preference's: it asks no API server and needs no right, because a
+    preference gives nothing away. `seen`: the answers so far, with the views of the last step.
     """
 
     def __init__(self, source: HamiAllocation, count: int, call: AllocateCall | None) -> None:
@@ -684,7 +621,7 @@ class Inquiry:
         self._disk = call.disk if call else Budget(source.lag, DISK_BUDGET)
         self._watch = Budget(source.lag, WATCH_PAUSE)
         self._is_starved = False
-        unasked: tuple[type, ...] = () if call else (ListPods, AwaitLock, LookAtNode, AwaitOthers)
+        unasked = () if call else (Ask.PODS, Ask.LOCK, Ask.NODE, Ask.OTHERS)
         asked = dict.fromkeys(unasked, True)
         self.seen = Evidence(count, source.match.value, source.start(), asked=asked)
 
@@ -706,7 +643,7 @@ class Inquiry:
                 return step
 
             # A preference is not measured: the kubelet waits for Allocates.
-            peer = _PEERS.get(type(step), "api-server")
+            peer = _PEERS.get(step.ask, "api-server")
             with self._source.waiting(peer) if self._call else nullcontext():
                 await self._answer(step)
 
@@ -719,7 +656,6 @@ class Inquiry:
                 found = await retry(self._source.witness.list, WitnessThrottled, THROTTLED_PAUSE)
                 self.seen.known.update({(one.namespace, one.pod): one for one in found})
                 return frozenset(self.seen.known)
-
         return None
 
     def _is_restarting(self) -> bool:
@@ -758,52 +694,53 @@ class Inquiry:
     async def _answer(self, question: Question) -> None:
         """Add the answer to what is seen."""
         source, seen, is_answered = self._source, self.seen, True
-        match question:
-            case AskKubelet(first, others):
+        match question.ask:
+            case Ask.KUBELET:
                 async with self._kubelet.within():
-                    for key in (first, *others):
+                    for key in question.pods:
                         await self._ask(*key)
                         # The first one that it knows may be enough for a decision.
                         if seen.known.get(key) is not None or not seen.witnessed:
                             break
-            case ReadRecords():
+            case Ask.RECORDS:
                 async with self._disk.within():
-                    read = await source.records.read(seen.settings.resource)
+                    read = await source.records(seen.settings.resource)
 
                 seen.recorded = None if read is None else read.keys()
-            case CheckRunning(ids):
+            case Ask.RUNNING:
                 async with self._disk.within():
-                    alive = await source.containers.running(ids)
+                    alive = await source.containers.running(question.ids)
 
                 # Silence proves no death.
-                seen.alive |= {one: alive is None or one in alive for one in ids}
-            case LookAtPod(key):
-                get, is_owners = source.look_at_pod(*key), seen.owner == key
-                seen.pod_uids[key] = await self._asked_api(
-                    "pods.get_failed", get, GET_PAUSE, is_owners=is_owners
+                seen.alive |= {one: alive is None or one in alive for one in question.ids}
+            case Ask.POD:
+                (key,) = question.pods
+                get = source.look_at_pod(*key)
+                uid = await self._asked_api(
+                    "pods.get_failed", get, GET_PAUSE, is_owners=seen.owner == key
                 )
-            case LookAtNode():
+                seen.pod_uids[key] = uid
+            case Ask.NODE:
                 node = await self._asked_api("node.get_failed", source.look_at_node(), API_BUDGET)
                 is_answered = node is not None
-            case AwaitLock(owner):
+            case Ask.LOCK:
                 time = source.lag.within(LOCK_PAUSE)
-                await self._shown(time, source.node, lambda node: _owner(node) == owner)
-            case AwaitOthers():
+                await self._shown(time, source.node, lambda node: _owner(node) in question.pods)
+            case Ask.OTHERS:
                 # The calls beside this one may be answered meanwhile: one candidate may be left.
                 await asyncio.sleep(OTHERS_PAUSE)
-            case ListPods():
+            case Ask.PODS:
                 await self._list()
                 return
 
-        seen.asked[type(question)] = is_answered
+        seen.asked[question.ask] = is_answered
 
     async def _ask(self, namespace: str, name: str) -> None:
         get = functools.partial(self._source.witness.get, namespace, name)
         for pause in (*UNANSWERED_PAUSES, None):
             try:
-                self.seen.known[namespace, name] = await retry(
-                    get, WitnessThrottled, THROTTLED_PAUSE
-                )
+                found = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
+                self.seen.known[namespace, name] = found
                 break
             except WitnessUnsupported:
                 # Kubelets before 1.34 have no Get. Of them only the sole candidate is served.
@@ -811,11 +748,9 @@ class Inquiry:
                 break
             except KubeletError as error:
                 if pause is None:
-                    raise Refusal(
-                        RefusalReason.WITNESS_SILENT,
-                        f"The kubelet does not say which pod it is admitting ({error}); the pod's "
-                        "controller starts it again.",
-                    ) from error
+                    what = f"The kubelet does not say which pod it admits ({error})"
+                    text = f"{what}; its controller starts it again."
+                    raise Refusal(RefusalReason.WITNESS_SILENT, text) from error
                 await asyncio.sleep(pause)
 
     async def _asked_api(
@@ -823,9 +758,8 @@ class Inquiry:
     ) -> T | None:
         """The answer of the API server; None: it failed, which is logged as `event`.
 
-        It has `most` seconds and the rest of API_BUDGET. For the owner of the node lock only the
-        rest of OWNER_BUDGET bounds it. The kubelet's earlier answers still hold: while it waits for
-        us, it admits no other pod.
+        It has `most` seconds and the rest of API_BUDGET; for the owner of the node lock, the rest
+        of OWNER_BUDGET. The kubelet's earlier answers still hold: it admits no other pod meanwhile.
         """
         left = self._api.left - OWNER_BUDGET + API_BUDGET
         try:
@@ -858,13 +792,12 @@ class Inquiry:
                 time, source.pods, lambda table: bool(table.pods.keys() - known)
             )
         if is_enough:
-            seen.asked[ListPods] = found is not None
+            seen.asked[Ask.PODS] = found is not None
 
     async def _caught_up(self, refusal: Refusal) -> bool:
         """Whether a watch changes within WATCH_PAUSE, so that a preference may have a pod then."""
         if self._is_restarting():
             return False  # while a preference waits, a whole other request could pass
-
         is_lock_late = refusal.gate in (RefusalReason.NO_LOCK, RefusalReason.NO_RIGHT)
         cell: Cell[Any] = self._source.node if is_lock_late else self._source.pods
         version = cell.version
@@ -877,17 +810,91 @@ class Inquiry:
         allowance = self._source.allowance
         if not allowance.allows(loop_time()):
             return False
-
         try:
             async with time:
                 await cell.until(holds)
         except TimeoutError:
             allowance.spend(loop_time())
             return False
-
         return True
 
 
 def _owner(node: NodeView | None) -> PodKey | None:
     lock = held_lock(node)
     return lock.owner if lock else None
+
+
+# Plain mode: the kubelet's ids decide what a container gets.
+#
+# Each answer gets its own row, because the kubelet can name ids again while a container holds them:
+# after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
+
+
+class PlainSettings(msgspec.Struct, frozen=True):
+    """Settings without HAMi's scheduler."""
+
+    # fmt: off
+    memory_limits: Annotated[bool, Field("plain.memoryLimits", boolean,
+        "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
+        "memory.")] = False
+    # fmt: on
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class PlainAllocation(Allocation):
+    """Each slice that the kubelet names is a part of its GPU. Nobody knows which pod asks."""
+
+    chance: random.Random
+    settings: PlainSettings
+
+    @override
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
+        """A row of its own for the ids."""
+        # A call that may have been overtaken is refused too while another is under way.
+        call.turn.yields = call.turn.may_be_stale
+        call.turn.overlapped |= call.turn.may_be_stale
+        facts = await self.on_disk(call, AllocateStep.HOOK, self.hooks.facts())
+        call.step = AllocateStep.CHECK
+        granted = grant(ids, self.inventory.value, self.held())
+        # A UID without dashes is not one of the API server's. So hami mode, which removes
+        # directories of deleted pods, does not remove this one.
+        uid = PodUid(f"{self.chance.getrandbits(128):032x}")
+        key, settings = ContainerKey(uid, PLAIN), self.edits.value
+        has_limits = self.settings.memory_limits
+        if has_limits:
+            check_library(facts)
+            edits = container_edits(key, granted, settings, facts)
+        else:  # the container needs no library of HAMi-core's
+            edits = gpu_edits(f"{uid}/{PLAIN}", granted, settings, facts)
+
+        return Row(
+            key=key,
+            holder=None,
+            shares=tuple(grant.share for grant in granted) if has_limits else (),
+            slice_ids=tuple(sorted(set(ids))),
+            edits=edits,
+            answered_at=self.clock.now(),
+            epoch=self.instance(),
+            decided_by=Decider.KUBELET,
+            resource=settings.resource,
+        )
+
+    @override
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
+
+        Ids that were just offered come last: the kubelet marks them as used only at the Allocate.
+        """
+        turn, held, gpus, offered = (
+            self.order.begin(),
+            self.held(),
+            self.gpus(),
+            self.order.offered(),
+        )
+        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
+        chosen = nearest(fresh, must_include, size, gpus, held)
+        chosen = chosen or nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen

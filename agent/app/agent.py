@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from agent import inventory, reconcile, report, settle, usage, witness
-from agent.allocate import edits, plain, service
+from agent.allocate import edits, service
 from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
@@ -29,7 +29,7 @@ from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
-from agent.ports import Driver
+from agent.ports import Driver, RecordsReader
 from agent.settings.reading import Sources, SourcesRead
 from agent.settings.schema import Settings
 from agent.state import NodeJournal, Recovered, StateService
@@ -288,12 +288,12 @@ class NodeAgent:
         self.services.append(Task("usage", self.usage.run))
 
         self.witness = witness.PodResourcesWitness(paths.pod_resources_socket)
-        records = witness.KubeletRecordsFile(paths.plugins, adapters.worker)
+        records = partial(witness.read_records, paths.plugins, adapters.worker)
 
         allocation: service.Allocation
         if settings.plain is not None:
             table, adopt = Cell(PodTable(synced=True)), None
-            allocation = plain.PlainAllocation(
+            allocation = service.PlainAllocation(
                 commit=state.commit,
                 say=say,
                 noted=self.refused,
@@ -333,18 +333,18 @@ class NodeAgent:
         self.services.append(Task("announcer", partial(self.notices.post_all, post_event), SLOWLY))
 
     def _join_scheduler(
-        self, connection: Connection, records: witness.KubeletRecordsFile
+        self, connection: Connection, records: RecordsReader
     ) -> service.HamiAllocation:
         """Make what speaks with HAMi's scheduler through the API server, and answers beside it."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, observes = self.facts, self.state, self.observes
-        clock, chance = adapters.clock, adapters.random
+        clock, chance, noted = adapters.clock, adapters.random, self.journal.changed
 
         self.session = session = client.KubeSession(connection, chance, observes=observes)
         self.events = poster = objects.EventPoster(session, settings.node, clock)
         api = objects.KubeApi(session, settings.node, settings.sharing.resource)
         node = objects.NodeWatch(api, facts.node, chance)
-        pods = objects.PodWatch(api, facts.pods, clock, chance, facts.resource)
+        pods = objects.PodWatch(api, facts.pods, clock, chance, facts.resource, noted)
 
         allocation = service.HamiAllocation(
             commit=state.commit,
@@ -416,7 +416,6 @@ class NodeAgent:
             pods.restarts,
             reporter.writes,
             reporter.failures,
-            settlement.results,
             poster.posted,
             session.requests,
         )

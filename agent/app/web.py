@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import json
 import os
-import platform
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -25,7 +23,7 @@ from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node import STANDBY, Check
 from agent.report import pods_holding
 from agent.settings.schema import Settings
-from agent.state import VERSION, NodeJournal
+from agent.state import NodeJournal
 from agent.status import API_VERSION, NodeStatus, SettingStatus, StatusFacts, gpu_labels
 from agent.web import metrics, server
 
@@ -37,10 +35,9 @@ SOCKET: Final = "web_socket"
 
 
 class WebDoors:
-    """The web pages of the agent, or of a standby, which has no `agent`, at two listeners.
+    """The web pages of the agent, or of a standby, which has no `agent` and opens only the port.
 
-    A standby opens only the port: the unix socket belongs to the agent that serves. `standby`: why
-    it waits.
+    `standby`: why it waits.
     """
 
     def __init__(
@@ -52,14 +49,12 @@ class WebDoors:
         self._shut = {PORT: "", SOCKET: ""}
         """Why a listener cannot be opened; empty: it can."""
 
-        build = {"version": __version__, "python": platform.python_version()}
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami: HamiNames = "none" if settings.observe else settings.metric_names
         services = _services_of(agent) if agent else ((), (), ())
         collector = metrics.AgentCollector(
             self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
-        version = json.dumps(build | {"schema": f"state/{VERSION}"})
         read: dict[str, server.Page] = dict.fromkeys(server.READ, server.stands_by)
         if agent is not None:
             told = partial(self._with_journal, agent.journal)
@@ -70,7 +65,6 @@ class WebDoors:
             "/healthz": server.livez,
             "/readyz": partial(server.readyz, self.checks),
             "/metrics": metrics.metrics_page(collector),
-            "/version": lambda _: web.Response(text=version, content_type=server.JSON),
             server.RUNBOOK: server.runbook_page,
             **read,
         }
@@ -231,7 +225,6 @@ class WebDoors:
 # What root may do to GPUs by the unix socket.
 
 ACTIONS: Final = ("recheck", "release", "was-reset")
-
 ACTION: Final = re.compile(rf"/api/v1/gpus/([^/:]{{1,64}}):({'|'.join(ACTIONS)})")
 """The path of an action: the name of a GPU (index, UUID or `all`), and what to do."""
 
@@ -275,10 +268,8 @@ class GpuActions:
 
     async def _release(self, name: str) -> web.Response:
         """Release the GPU of that name, or all, and say who still has one."""
-        agent, inventory = self._agent, self._agent.facts.inventory.value
-        labels = gpu_labels(inventory)
-        released = await agent.health.release(name)
-        if released is not None:
+        agent, labels = self._agent, gpu_labels(self._agent.facts.inventory.value)
+        if (released := await agent.health.release(name)) is not None:
             ledger, pods = agent.state.ledger.value, agent.facts.pods.value
             data = {
                 "gpus": released.gpus,
@@ -294,7 +285,7 @@ class GpuActions:
             return server.plain(409, text)
 
         whole = "`hami-agent release all` releases it too"
-        return self._unknown(name, whole if inventory.gpus else "stop the agent for work on it")
+        return self._unknown(name, whole if labels else "stop the agent for work on it")
 
     def _unknown(self, name: str, way: str = "") -> web.Response:
         """Answer that no GPU is named so, or why that one is not shared and which way there is."""
@@ -351,16 +342,6 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
             "directories_kept",
             "Directories of ended containers that the agent cannot remove.",
             lambda: cleared.value.kept,
-        ),
-        (
-            "hook_available_bytes",
-            "Free bytes of the file system of the containers' directories.",
-            lambda: cleared.value.available,
-        ),
-        (
-            "hook_available_inodes",
-            "Free inodes of the same file system; infinite if it has no limit.",
-            lambda: cleared.value.inodes,
         ),
     ]
     return tallies, (plugin.durations, agent.allocation.waits), readings

@@ -1,27 +1,26 @@
-"""`hami-agent config show|check|schema`, and the flags of the settings, which several verbs share.
-
-`config` shows and checks settings and their origins.
-"""
+"""`hami-agent config show|check|schema`, and the flags of the settings that verbs share."""
 
 import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from agent.cli import output
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output, typed
 from agent.cli.output import answer
 from agent.errors import SettingsError
 from agent.host.system import Worker, host_name
+from agent.kit.units import Column
 from agent.setting import boolean, text_where
 from agent.settings import reading
 from agent.settings.files import refuse
 from agent.settings.reading import NodeValues, Sources, SourcesRead
 from agent.settings.schema import DEFAULT, FIELDS, Setting, json_schema
 
-# The flags of the settings.
+_ALONE: Final[Mapping[str, Any]] = {"nargs": "?", "const": "true"}
 
 
 def add_settings(
@@ -29,13 +28,12 @@ def add_settings(
 ) -> None:
     """Add `--config`, an option for each setting with a flag, and the options of HAMi's plugin.
 
-    `usage`: the usage after the options. `only`: the settings that the help shows; the others are
-    accepted too, so that one command line fits all verbs.
+    `only`: the settings that the help shows; the others are accepted too, so that one command line
+    fits all verbs.
     """
     parser.usage = f"%(prog)s [OPTION ...] {usage}".rstrip()
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings file (/etc/hami-agent/config.yaml)"
-    )
+    text = "settings file (/etc/hami-agent/config.yaml)"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=text)
     group = parser.add_argument_group("settings", "each overrides the file and the environment")
     for field in FIELDS:
         if field.flag:
@@ -47,10 +45,8 @@ def add_settings(
             value = ",".join(value) if isinstance(value, tuple) else value
             text = field.text if value is None else f"{field.text} [{value}]"
             group.add_argument(
-                field.flag,
-                *field.other_flags,
-                nargs="?" if alone else None,
-                const="true" if alone else None,
+                *(field.flag, *field.other_flags),
+                **(_ALONE if alone else {}),
                 metavar="VALUE",
                 dest=field.flag,
                 help=text if only is None or field.key in only else argparse.SUPPRESS,
@@ -58,22 +54,14 @@ def add_settings(
 
     inherited = "accepted so that its command lines work; they have no effect"
     others = parser.add_argument_group(*("of HAMi's plugin", inherited) if only is None else ())
+    hidden = None if only is None else argparse.SUPPRESS
     for names in (*((reading.flag_of(name),) for name in reading.FOREIGN), ("-v", "--v")):
-        others.add_argument(
-            *names,
-            nargs="?",
-            const="true",
-            metavar="VALUE",
-            dest=names[0],
-            help=None if only is None else argparse.SUPPRESS,
-        )
+        others.add_argument(*names, **_ALONE, metavar="VALUE", dest=names[0], help=hidden)
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
     """The given options of settings, by their names, which begin with a hyphen in `args`."""
-    return {
-        name: text for name, text in vars(args).items() if name.startswith("-") and text is not None
-    }
+    return {name: text for name, text in vars(args).items() if text is not None and name[0] == "-"}
 
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
@@ -93,22 +81,15 @@ async def started(origin: Sources) -> SourcesRead:
         return await reading.begin(origin, files, state)
 
 
-# The verb.
-
 INDENT: Final = "  "
-
 OTHERS: Final = "all nodes"
-"""The title of what each node gets for which the files have no entry and no profile."""
-
 LEFT_OUT: Final = "what selects by labels is left out: config check has --label KEY=VALUE"
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `config show`, `config check` and `config schema`."""
-    parser = subparsers.add_parser(
-        "config", epilog="example: hami-agent config check /etc/hami-agent/config.yaml"
-    )
-
+    epilog = "example: hami-agent config check /etc/hami-agent/config.yaml"
+    parser = subparsers.add_parser("config", epilog=epilog)
     verbs = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = verbs.add_parser(
         "show",
@@ -145,7 +126,6 @@ def add_parser(subparsers: Subparsers) -> None:
     verbs.add_parser(
         "schema",
         help="print the JSON schema of the settings file, for editors",
-        description="Prints the JSON schema (draft 2020-12) of /etc/hami-agent/config.yaml.",
         epilog="example: hami-agent config schema > hami-agent.schema.json",
     )
 
@@ -160,10 +140,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Prints the settings of this node.
-
-    Profiles that need labels are left out: `config check` takes labels as arguments.
-    """
+    """Prints the settings of this node, without profiles that need labels."""
     try:
         plan = asyncio.run(looked(sources(args, environ))).taken()
         name = plan.settings().node
@@ -181,8 +158,7 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Checks settings files without starting anything, and prints what nodes would get.
 
-    HAMi's files are those of --device-config and --nodeconfig. Without FILE: the files and
-    variables that `run` would use here.
+    HAMi's files are those of --device-config and --nodeconfig. Without FILE: as `run` would here.
     """
     labels = dict(label.partition("=")[::2] for label in args.label) if args.label else None
     try:
@@ -217,7 +193,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
-    """Print warnings and notes on standard error: programs read the other one."""
+    """Print warnings and notes on standard error."""
     sys.stderr.writelines(f"hami-agent: warning: {text}\n" for text in plan.warnings)
     sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
 
@@ -231,20 +207,15 @@ def plain(setting: Setting) -> dict[str, object]:
     return {"key": setting.field.key, "value": setting.value, "origin": setting.origin}
 
 
-def table(settings: Sequence[Setting], *, origin: bool) -> Iterator[str]:
+def table(settings: Iterable[Setting], *, origin: bool) -> Iterator[str]:
     """Yield a line of headings and a line for each setting. Nothing is cut."""
-    rows = [("KEY", "VALUE", "FROM")]
-    rows += [(setting.field.key, _text(setting), setting.origin) for setting in settings]
-    keys, values = (max(len(row[column]) for row in rows) for column in (0, 1))
-    for key, value, place in rows:
-        yield f"{key:<{keys}}{INDENT}{value:<{values}}{INDENT}{place if origin else ''}".rstrip()
+    rows = [(setting.field.key, _text(setting), setting.origin) for setting in settings]
+    columns = [Column(title) for title in ("KEY", "VALUE", "FROM")]
+    return output.table(columns if origin else columns[:2], rows, sys.maxsize)
 
 
 def _text(setting: Setting) -> str:
     """A value as it would be written in the file; text that shows nothing is quoted."""
     value = setting.field.read.write(setting.value)
-    if value is None:
-        return "-"
-
     is_shown = isinstance(value, str) and value.isprintable() and value
     return str(value) if is_shown else json.dumps(value)

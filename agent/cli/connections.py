@@ -25,13 +25,8 @@ ANSWER_LIMIT: Final = 8 * 1024 * 1024
 
 def add_socket(parser: argparse._ActionsContainer) -> None:
     """Add `--socket`."""
-    parser.add_argument(
-        "--socket",
-        type=Path,
-        default=DEFAULT_SOCKET,
-        metavar="PATH",
-        help=f"the agent's socket (default {DEFAULT_SOCKET})",
-    )
+    told = f"the agent's socket (default {DEFAULT_SOCKET})"
+    parser.add_argument("--socket", type=Path, default=DEFAULT_SOCKET, metavar="PATH", help=told)
 
 
 def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str]:
@@ -47,9 +42,8 @@ def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str
         return answer.status, answer.read(ANSWER_LIMIT).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unreachable(
-            f"{path} does not answer ({reason}); is the agent running, and may you use its socket?"
-        ) from error
+        said = f"{path} does not answer ({reason}); is the agent running? may you use it?"
+        raise Unreachable(said) from error
     finally:
         connection.close()
 
@@ -62,13 +56,8 @@ IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add `--kubeconfig` and `--context`."""
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="PATH",
-        help="default: KUBECONFIG, else ~/.kube/config; in a pod its service account",
-    )
-
+    told = "default: KUBECONFIG, else ~/.kube/config; in a pod its service account"
+    parser.add_argument("--kubeconfig", type=Path, metavar="PATH", help=told)
     parser.add_argument("--context", default="", metavar="NAME", help="context of the kubeconfig")
 
 
@@ -80,7 +69,7 @@ def connection_of(kubeconfig: Path | None, context: str, environ: Mapping[str, s
     chosen = kubeconfig or next(iter((*there, *listed)), None)
     if chosen is None and IN_CLUSTER not in environ:
         raise Unreachable(
-            "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
+            "no kubeconfig: give --kubeconfig, set KUBECONFIG, or make ~/.kube/config"
         )
     remedy = "give --kubeconfig, or set KUBECONFIG"
     return Connection(chosen, environment=environ, context=context, remedy=remedy)

@@ -23,21 +23,11 @@ from agent.cli import main as cli
 from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.main import Subparsers, Unreachable
-from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
+from agent.cli.output import FoldedLine, answer, folded, working
 from agent.cli.status import status_at
 from agent.cli.support import HINT
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.errors import (
-    AgentError,
-    ApiError,
-    KubeletError,
-    MalformedText,
-    Refusal,
-    SettingsError,
-    StateError,
-    WitnessUnsupported,
-    cap,
-)
+from agent.errors import AgentError, MalformedText, SettingsError, WitnessUnsupported, cap
 from agent.hami.annotations import ReportProfile, read_register
 from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.node import plugin_sockets, write_failure
@@ -150,10 +140,6 @@ LOOK_SECONDS: Final = 1.0
 READ_WITHIN: Final = 60.0
 """Seconds. HAMi's schedulers look at a Node every 15 s."""
 
-KUBELET_WITHIN: Final = 15.0
-"""Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
-
-LOCK_LONG: Final = 60.0
 LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
 
@@ -197,12 +183,11 @@ class Checked(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-class NodeSeen(msgspec.Struct, eq=False):
+class NodeSeen(msgspec.Struct, frozen=True, eq=False):
     """What is at hand of a node.
 
     - `agent`: its status, or why it does not answer; None: before the first start.
     - `reader`: the account may only read, and is not the agent's.
-    - `plugins`: pods of other plugins for NVIDIA GPUs, as the look at the cluster found them.
     """
 
     settings: Settings
@@ -210,7 +195,6 @@ class NodeSeen(msgspec.Struct, eq=False):
     groups: frozenset[str] = EVERY
     agent: StatusDocument | Finding | None = None
     reader: bool = False
-    plugins: tuple[str, ...] = ()
 
 
 Row: TypeAlias = tuple[object, Verdict, *tuple[str, ...]]
@@ -235,9 +219,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "doctor",
         description="Checks this node with the settings of `run`, and changes nothing. Each line "
         "says what was checked and what was found, what that means for pods, what to do, and the "
-        "entry of the runbook. What is well is only counted; -o wide lists it. What follows from "
-        "another line is left out. With --pre it checks what the agent needs before it starts; "
-        "without, also the agent that runs, and what Node, kubelet and scheduler show of it. "
+        "entry of the runbook. What follows from another line is left out. With --pre it checks "
+        "what the agent needs before it starts; without, also the agent that runs, and what Node, "
+        "kubelet and scheduler show of it. -o wide also lists what is well. "
         f"Groups: {', '.join(GROUPS)}. Exits 0 if nothing is wrong, 1 if something is, 5 if "
         "nothing is but something could not be checked, 6 with --strict if there are notes alone.",
         epilog="example: hami-agent doctor --only kubelet,scheduler -o json",
@@ -288,8 +272,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     verdicts = {one.verdict for one in findings}
     found = Checked("wrong" not in verdicts, "unknown" not in verdicts, findings)
     lines = finding_lines(findings, every=args.output == "wide")
-    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
-    answer(args.output, kind, found, shown)
+    answer(args.output, kind, found, folded(lines, environ))
 
     if not (found.ok and found.complete):
         return cli.INCOMPLETE if found.ok else cli.PROBLEM
@@ -303,13 +286,14 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
         Unreachable: there is no such pod, no right to run programs in it, or no answer of doctor.
     """
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
-    words += ["--only", ",".join(sorted(args.only))]
+    if args.only != EVERY:
+        words += ["--only", ",".join(sorted(args.only))]
+
     kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
-        read = ask(
-            way, "hami-agent doctor", lambda api: NodeReader(api, args.node).by_agent(*words)
-        )
+        name = "hami-agent doctor"  # for the API server
+        read = ask(way, name, lambda api: NodeReader(api, args.node).by_agent(*words))
 
     try:
         return open_envelope(read, kind, Checked)[0].findings
@@ -459,24 +443,20 @@ async def _paths(seen: NodeSeen) -> AsyncIterator[Finding]:
     """The directories that the agent writes to; beside an agent also those that are too large."""
     paths, hook = seen.settings.paths, seen.settings.hook_path
     home = hook / "vgpu"
+    inner = [place for place in (home, home / "containers") if os.access(place, os.F_OK)]
     # A pod mounts only the inner directory, and its root is read-only.
-    yield judge_path(hook, made=False, written=home if home.is_dir() else hook)
-    inner = [place for place in (home, home / "containers") if place.is_dir()]
+    yield judge_path(hook, made=False, written=next(iter(inner), hook))
     for place in (paths.state, paths.run, *inner):
         yield judge_path(place, made=True)
 
     # The lines above say what is wrong with the directories.
-    with contextlib.suppress(StateError):
+    with contextlib.suppress(AgentError):
         for size, entries, name in large_directories(hook)[:3] if seen.agent else ():
-            yield Finding(
-                "P-PATHS",
-                "note",
-                f"{home}/containers/{name}",
-                f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or has a "
-                "directory or what may not be read; HAMi-core needs 2 MiB in a few files",
-                "ask the pod's owner why (its UID is in the name), or delete the pod",
-                "when that file system is full, new pods with GPUs are refused (HA-5003)",
-            )
+            said = f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or has a "
+            said += "directory or what may not be read; HAMi-core needs 2 MiB in a few files"
+            todo = "ask the pod's owner why (its UID is in the name), or delete the pod"
+            means = "when that file system is full, new pods with GPUs are refused (HA-5003)"
+            yield Finding("P-PATHS", "note", f"{home}/containers/{name}", said, todo, means)
 
 
 def judge_path(
@@ -537,7 +517,7 @@ async def _library(seen: NodeSeen) -> AsyncIterator[Finding]:
 
         check_library(facts)
         yield Finding(check, "ok", str(home), f"containers load {mounted_library(facts)}")
-    except (StateError, Refusal, OSError) as error:
+    except (AgentError, OSError) as error:
         said = getattr(error, "sentence", str(error))
         yield Finding(check, "wrong", str(home), said, "", NO_OFFER)
 
@@ -616,11 +596,8 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
     paths = seen.settings.paths
     found = judge_path(paths.plugins, "P-KUBELET", made=False)
     if found.verdict == "ok":
-        row: Row = (
-            not paths.kubelet_socket.is_socket(),
-            "wrong",
-            "no socket of a kubelet is there",
-        )
+        is_missing = not paths.kubelet_socket.is_socket()
+        row: Row = (is_missing, "wrong", "no socket of a kubelet is there")
         found = judged("P-KUBELET", paths.kubelet_socket, "the kubelet's socket is there", row)
 
     yield found
@@ -631,7 +608,7 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
         await witness.get("default", "hami-agent-doctor")
     except WitnessUnsupported:
         old = "it is older than 1.34 and cannot say which pod it is admitting"
-    except KubeletError as error:
+    except AgentError as error:
         failure = str(error)
     finally:
         witness.close()
@@ -646,11 +623,10 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
 
 
 async def _plugins(seen: NodeSeen) -> AsyncIterator[Finding]:
-    """Other plugins for these GPUs that run here, as pods or behind sockets."""
+    """The sockets behind which other plugins for these GPUs answer here."""
     paths, takeover = seen.settings.paths, seen.settings.takeover
     found = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    theirs = [*(f"pod {pod}" for pod in seen.plugins)]
-    theirs += [one.path for one in found if one.alive and one.theirs]
+    theirs = [one.path for one in found if one.alive and one.theirs]
     said = f"another device plugin runs on this node: {', '.join(theirs)}"
     yield judged(
         "P-PLUGIN",
@@ -712,7 +688,6 @@ def judge_lock(node: str, lock: LockStatus, now: dt.datetime) -> Finding:
         said,
         (lock.since is None, "wrong", unread, remove),
         (seconds > LOCK_EXPIRES, "wrong", said, f"if its pod does not exist, {remove}"),
-        (seconds > LOCK_LONG, "note", said),
     )
 
 
@@ -720,7 +695,7 @@ def judge_lock(node: str, lock: LockStatus, now: dt.datetime) -> Finding:
 
 
 async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
-    """The rights of this account at the API server, the plugins here, and the Node."""
+    """The rights of this account at the API server, and the Node."""
     settings, now = seen.settings, SystemClock().now()
     if settings.plain is not None:
         return
@@ -737,7 +712,7 @@ async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
                 return
 
             node = await reader.get_sight(settings.sharing.resource)
-    except (ApiError, SettingsError) as error:
+    except AgentError as error:
         said = f"{error.said}; what it knows of this node is not checked"
         # An agent that runs says itself what it lacks of the API server.
         verdict: Verdict = "wrong" if seen.agent is None else "unknown"
@@ -748,19 +723,17 @@ async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
     row: Row = (node is None, "wrong", "the API server knows no such Node")
     yield judged("P-NODE", f"Node {settings.node}", "exists", row)
     if node is not None and seen.agent is not None:
-        yield judge_offer(node, settings.sharing.resource, now)
+        yield judge_offer(node, settings.sharing.resource)
         yield judge_report(node, settings.report.profile, now)
 
 
 async def _rights(seen: NodeSeen, reader: NodeReader, server: str) -> Finding:
-    """The rights of this account. It also notes the other plugins. Raises ApiError."""
+    """The rights of this account; that to read a pod is asked by the name of one."""
     wanted = rights(seen.settings.node, node_condition=seen.settings.node_condition)
     unasked = [one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}]
     denied = [one for one in wanted if one not in unasked and not await reader.granted(one)]
     if all(one.words != "list pods" for one in denied):
-        pods = await reader.pods(decode_listed)
-        seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in pods if pod.is_other_plugin)
-        for pod in pods[:1]:
+        for pod in (await reader.pods(decode_listed))[:1]:
             right = Right("get", "pods", pod.name, pod.namespace)
             denied += [] if await reader.granted(right) else [right]
 
@@ -775,19 +748,16 @@ async def _rights(seen: NodeSeen, reader: NodeReader, server: str) -> Finding:
     )
 
 
-def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
+def judge_offer(node: NodeSight, resource: str) -> Finding:
     """Judge allocatable against the healthy slices of the register annotation."""
     offered, gpus = node.allocatable, read_register(node.annotations.get(REGISTER))
     healthy = sum(gpu.split_count for gpu in gpus if gpu.healthy)
-    is_new = (node.age(now) or KUBELET_WITHIN) < KUBELET_WITHIN
     said = f"{offered}, and the register annotation has {healthy} healthy slices"
-
     return judged(
         "P-OFFER",
         f"allocatable {resource} of Node {node.name}",
         f"{offered} = healthy {healthy} (capacity {node.capacity})",
         (not gpus, "wrong", f"{offered}, and no register annotation that can be read"),
-        (offered != healthy and is_new, "note", said),
         (offered != healthy, "wrong", said),
     )
 
@@ -798,31 +768,26 @@ def judge_report(node: NodeSight, profile: ReportProfile, now: dt.datetime) -> F
     With the profile `json` the agent removes the handshake with each report, and schedulers from
     2.9 on write it again when they read the report. With the others it stamps it every 30 s.
     """
-    text, report, age = node.annotations.get(HANDSHAKE, ""), node.annotations.get(REGISTER), 0.0
+    text, report = node.annotations.get(HANDSHAKE, ""), node.annotations.get(REGISTER)
+    gpus, known = read_register(report), node.age(now)
     # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
-    gpus = read_register(report)
-    if report is not None and (not gpus or any(gpu.healthy for gpu in gpus)):
-        age = READ_WITHIN if (known := node.age(now)) is None else known
-
-    since = f" of {span(age)} ago" if node.written else ""
-    is_late = profile is ReportProfile.JSON and not text and age >= READ_WITHIN
+    is_offered = report is not None and (not gpus or any(gpu.healthy for gpu in gpus))
+    is_unread = profile is ReportProfile.JSON and not text and is_offered
+    since = "" if known is None else f" of {span(known)} ago"
+    late = f"absent: no scheduler has read the report{since} (2.8 never says so)"
+    dropped = f"the scheduler dropped this node's GPUs ({cap(text, 64)})"
     return judged(
         "P-REPORT",
         f"{HANDSHAKE} of Node {node.name}",
         cap(text, 64) or "absent: the report is new, offers no slice, or there is none",
-        (
-            text.startswith("Deleted"),
-            "wrong",
-            f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
-        ),
-        (is_late, "note", f"absent: no scheduler has read the report{since} (2.8 never says so)"),
+        (text.startswith("Deleted"), "wrong", dropped),
+        (is_unread and (known is None or known >= READ_WITHIN), "note", late),
     )
 
 
 LOOKS: Final[Sequence[tuple[set[str], Callable[[NodeSeen], AsyncIterator[Finding]]]]] = (
     ({"driver"}, _driver),
     ({"kubelet"}, _kubelet),
-    # Pods of other plugins are read with the Node.
     ({"kubelet", "api", "scheduler"}, _cluster),
     ({"kubelet"}, _plugins),
     ({"library"}, _library),

@@ -8,16 +8,7 @@ from typing import Final
 
 from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
-from agent.cli.output import (
-    UNFOLDED,
-    FoldedLine,
-    answer,
-    folded,
-    painter,
-    table,
-    terminal_width,
-    working,
-)
+from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, table, working
 from agent.cli.support import HINT
 from agent.errors import ApiNotFound, cap
 from agent.kit.logs import configure
@@ -29,9 +20,6 @@ from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import Explanation, GateVerdict
 from agent.sandbox.scheduler.model import SchedulerSettings
-
-PROGRAM: Final = "hami-agent-explain"
-"""The name under which the API server sees the requests."""
 
 KINDS: Final = {
     **dict.fromkeys(("pod", "po"), "Pod"),
@@ -57,13 +45,8 @@ _WORDS: Final = {
 }
 """The word of a verdict, and its colour."""
 
-_GPU_COLUMNS: Final = (
-    Column("GPU"),
-    Column("FREE", right=True),
-    Column("FREE CORES", right=True),
-    Column("SLICES", right=True),
-    Column("WHY NOT"),
-)
+_FIGURES: Final = (Column(title, right=True) for title in ("FREE", "FREE CORES", "SLICES"))
+_GPU_COLUMNS: Final = (Column("GPU"), *_FIGURES, Column("WHY NOT"))
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -81,17 +64,15 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
 
-    parser.add_argument(
-        "pod", metavar="POD", help="POD, NAMESPACE/POD, or KIND/NAME as for kubectl"
-    )
+    told = "POD, NAMESPACE/POD, or KIND/NAME as for kubectl"
+    parser.add_argument("pod", metavar="POD", help=told)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
-    parser.add_argument(
-        "--scheduler-name",
-        default=SchedulerSettings().scheduler_name,
-        metavar="NAME",
-        help="name of HAMi's scheduler (default %(default)s)",
+    name, told = (
+        SchedulerSettings().scheduler_name,
+        "name of HAMi's scheduler (default %(default)s)",
     )
+    parser.add_argument("--scheduler-name", default=name, metavar="NAME", help=told)
     add_output(parser)
 
 
@@ -105,24 +86,23 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     word = space.lower()
     kind = KINDS.get(word) or KINDS.get(word.removesuffix("s"), "")
-    space = "" if kind else space
-    if space and args.namespace and args.namespace != space:
-        said = f"two namespaces: {cap(space, 64)} and {cap(args.namespace, 64)}"
-        return fail("explain", said, USAGE)
-
     connection = connection_of(args.kubeconfig, args.context, environ)
     source, clock = f"API server by {connection.source}", SystemClock()
-    namespace = space or args.namespace or default_namespace(connection)
+    namespace = "" if kind else space
+    namespace = namespace or args.namespace or default_namespace(connection)
     with working("reading the pod, Nodes and pods with GPUs"):
-        found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock))
+        found = ask(
+            connection,
+            "hami-agent-explain",
+            lambda api: read_pod(api, namespace, kind, name, clock),
+        )
 
-    at = clock.now()
+    at, settings = clock.now(), SchedulerSettings(scheduler_name=args.scheduler_name)
     with working(f"trying changes on {len(found.nodes)} Nodes"):
-        settings = SchedulerSettings(scheduler_name=args.scheduler_name)
         explanation = explain_pod(found, at, settings)
 
     lines = explanation_lines(explanation, found.taken, source, at)
-    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
+    shown = folded(lines, environ)
     answer(args.output, "Explanation", explanation, shown, at=at, source=source)
     if explanation.missing:
         return INCOMPLETE
@@ -133,23 +113,17 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 async def read_pod(
     session: KubeSession, namespace: str, kind: str, name: str, clock: Clock
 ) -> ClusterSnapshot:
-    """Read the pod and the parts of the cluster that decide about it; nothing is written.
+    """Read the pod, or that of the workload which is furthest from running, and its cluster.
 
-    `kind`: of a workload, it is the one of its pods that is furthest from running.
-
-    Raises:
-        ApiError: the pod cannot be read.
-        NotThere: there is none of that name, or no pod of that workload.
+    Raises ApiError: the pod cannot be read; NotThere: there is none of that name or workload.
     """
     reader, where = ClusterReader(session), f"in the namespace {cap(namespace, 64)}"
     if kind not in ("", "Pod"):
         pods = await reader.read_list("pods", decode_listed, namespace=namespace)
-        owned = sorted(
-            (pod for pod in pods if pod.is_of(kind, name)), key=lambda pod: (pod.rank, pod.name)
-        )
+        owned = [(pod.rank, pod.name) for pod in pods if pod.is_of(kind, name)]
         if not owned:
             raise NotThere(f"no pod of {kind} {cap(name, 256)} is {where}")
-        name = owned[0].name
+        name = min(owned)[1]
 
     try:
         return await reader.snapshot(namespace, name, clock)
@@ -162,10 +136,7 @@ def explanation_lines(
 ) -> Iterator[FoldedLine]:
     """The explanation for people. `taken`: when the pod was read. `source`: where."""
     yield FoldedLine(explanation.headline)
-    for gate in explanation.gates:
-        if gate.verdict is GateVerdict.NOT_REACHED:
-            continue
-
+    for gate in (one for one in explanation.gates if one.verdict is not GateVerdict.NOT_REACHED):
         reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
         word, colour = _WORDS[gate.verdict]
         yield FoldedLine(f"{word:<4} {gate.name:<10} {gate.said}{reason}", 0, 5, word, colour)
@@ -176,17 +147,15 @@ def explanation_lines(
         if gate.advice:
             yield FoldedLine(f"do: {gate.advice}", 7, 9)
 
-    rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
-    if rest:
+    if rest := [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]:
         word, colour = _WORDS[GateVerdict.NOT_REACHED]
         yield FoldedLine(f"{word}   not reached: {', '.join(rest)}", 0, 5, word, colour)
 
-    if explanation.changes:
-        yield FoldedLine(
-            "Changes that would place it, each alone (tried with the scheduler's model):"
-        )
-    elif explanation.tried:
-        yield FoldedLine("No single change that was tried with the scheduler's model places it.")
+    if explanation.tried:
+        said = "No single change that was tried with the scheduler's model places it."
+        if explanation.changes:
+            said = "Changes that would place it, each alone (tried with the scheduler's model):"
+        yield FoldedLine(said)
 
     for number, change in enumerate(explanation.changes, 1):
         yield FoldedLine(f"({number}) {change.said} -> {cap(change.node, 128)}", 2, 6)
@@ -224,6 +193,6 @@ def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
         yield from (FoldedLine(line, 9, 11) for line in (*lines, *node.events))
 
     reasons = explanation.nodes_by_reason
-    if max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown):
+    if reasons and (max(reasons.values()) > len(shown) or len(explanation.nodes) > len(shown)):
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        yield from [FoldedLine(f"Nodes by reason: {told}", 7, 9)] * bool(reasons)
+        yield FoldedLine(f"Nodes by reason: {told}", 7, 9)

@@ -213,7 +213,7 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     A scheduler takes in a cordon only when it reads the Node's report anew. Removing the handshake
     makes releases from 2.9 on do so within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth).
-    Raises NotThere, ApiError, SettingsError; ApiConflict: the Node changed since it was read.
+    Raises NotThere, ApiError, SettingsError.
     """
     connection = connection_of(args.kubeconfig, args.context, environ)
     if args.node is None:  # the settings are read only for what nothing else says

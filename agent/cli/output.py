@@ -33,10 +33,9 @@ class Unwritten(Exception):  # noqa: N818 -- names what happened
 
 
 class OwnStream(io.FileIO):
-    """A standard stream that is written.
+    """A standard stream that is written. `is_answer`: it raises Unwritten.
 
-    `is_answer`: it raises Unwritten. Otherwise a failed write is dropped: the process does not end
-    because of a log line.
+    Otherwise a failed write is dropped: the process does not end because of a log line.
     """
 
     is_answer = False
@@ -84,9 +83,7 @@ def drop_output() -> None:
     os.close(null)
 
 
-# Lays out tables that fit the terminal. Pure.
-#
-# It is our own and not a library's: `status` also runs in the agent's image, which has none.
+# Tables that fit the terminal. No library's: `status` also runs in the agent's image without one.
 
 GAP: Final = "  "
 LEAST: Final = 6
@@ -94,7 +91,7 @@ LEAST: Final = 6
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield a line of titles and a line for each row, none wider than `width` if that is possible.
+    """A line of titles and a line for each row, none wider than `width` if that is possible.
 
     It cuts cells first, then leaves columns out by their rank, then cuts cells further, and lines.
     """
@@ -103,10 +100,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
     while True:
         last = max(kept, key=lambda place: (columns[place].rank, place))
         is_last = columns[last].rank == 0
-        sizes = {
-            place: max(len(columns[place].title), *(len(row[place]) for row in rows), 0)
-            for place in kept
-        }
+        titled = [[column.title for column in columns], *rows]
+        sizes = {place: max(len(row[place]) for row in titled) for place in kept}
         excess = sum(sizes.values()) + len(GAP) * (len(kept) - 1) - width
 
         for place in sorted(kept, key=lambda place: -sizes[place]):
@@ -121,7 +116,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
 
         kept.remove(last)
 
-    for row in ([column.title for column in columns], *rows):
+    for row in titled:
         cells = []
         for place in kept:
             text = shorten(row[place], sizes[place])
@@ -137,21 +132,17 @@ def shorten(text: str, width: int) -> str:
 
 
 NARROWEST: Final = 20
-WITHOUT: Final = 120
-"""Columns where there is no terminal and COLUMNS is not set."""
-
 UNFOLDED: Final = 10_000
 """Columns of lines that are searched: where there is no terminal, each stays one line."""
 
 
-def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
+def terminal_width(environ: Mapping[str, str], without: int = 120) -> int:
     """The width of the terminal in columns; without one COLUMNS, else `without`."""
     if sys.stdout.isatty():
         return max(NARROWEST, shutil.get_terminal_size().columns)
 
-    given = environ.get("COLUMNS", "")
-    is_number = re.fullmatch(r"[0-9]{1,6}", given)
-    return max(NARROWEST, int(given)) if is_number else without
+    given = re.fullmatch(r"[0-9]{1,6}", environ.get("COLUMNS", ""))
+    return max(NARROWEST, int(given[0])) if given else without
 
 
 Paint: TypeAlias = Callable[[str, str], str]
@@ -171,10 +162,7 @@ def painter(environ: Mapping[str, str], out: TextIO | None = None) -> Paint:
 
 
 class FoldedLine(msgspec.Struct, frozen=True):
-    """A line for people.
-
-    `hanging`: the indent of what is folded. `word`: the first of these has `colour`.
-    """
+    """A line for people. `hanging`: the indent of what is folded. `word`: it has `colour`."""
 
     text: str
     indent: int = 0
@@ -183,12 +171,12 @@ class FoldedLine(msgspec.Struct, frozen=True):
     colour: str = ""
 
 
-def folded(lines: Iterable[FoldedLine], columns: int, paint: Paint) -> Iterator[str]:
-    """The lines, folded at `columns`."""
+def folded(lines: Iterable[FoldedLine], environ: Mapping[str, str]) -> Iterator[str]:
+    """The lines, folded at the width of the terminal; without one each stays whole."""
+    columns, paint = terminal_width(environ, UNFOLDED), painter(environ)
     for line in lines:
         indents = " " * min(line.indent, columns // 4), " " * min(line.hanging, columns // 3)
         first, *rest = wrapped(line.text, columns, *indents)
-
         if line.word:
             first = first.replace(line.word, paint(line.word, line.colour), 1)
 

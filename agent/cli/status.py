@@ -1,7 +1,6 @@
 """`hami-agent status` and `top`: the node, its GPUs, who holds them, and what happened.
 
-They lay out the status of a node. It is read where the options say: at the agent's socket, in an
-archive, in the agent's pod, or from the objects of the cluster.
+The status is read at the agent's socket, in an archive, in the agent's pod, or from objects.
 """
 
 import argparse
@@ -71,10 +70,8 @@ from agent.status import NodeStatus, StatusDocument, StatusFacts, open_envelope
 
 COLOURS: Final = {"bad": "red", "watch": "yellow"}
 """The colour of a notice's grade."""
-
 BRIEF: Final = 9
 """The first columns of a GPU, which are shown without `-o wide`."""
-
 HEAD_WIDTH: Final = 80
 """The head is pasted into chats and tickets, so that it is no wider, whatever the terminal is."""
 
@@ -115,16 +112,10 @@ def status_lines(
 ) -> Iterator[str]:
     """The node, its GPUs, and what needs attention. `refused`: also the last refusal."""
     width = min(style.width, HEAD_WIDTH)
-    for line, *parts in view.heads(found.node, now):
-        for part in parts:
-            longer = f"{line} · {part}"
-            if len(longer) > width:
-                yield from wrapped(line, width)
-                longer = f"  {part}"
-
-            line = longer  # noqa: PLW2901 -- it grows until it is full
-
-        yield from wrapped(line, width)
+    for line in view.heads(found.node, now):
+        # A part that fits on a line stays whole.
+        parts = [part if len(part) > width - 4 else part.replace(" ", "\0") for part in line]
+        yield from wrapped(" · ".join(parts), width)
 
     grades = ["", *map(view.gpu_grade, found.gpus)]  # the titles have none
     columns = view.GPU_COLUMNS if style.wide else view.GPU_COLUMNS[:BRIEF]
@@ -159,18 +150,14 @@ def entry_lines(
 
 PROGRAM: Final = "hami-agent-status"
 """The name under which the API server sees the requests."""
-
 RESOURCE: Final = SharingSettings().resource
 DEADLINE: Final = 5.0
 """Seconds for the agent's answer by its socket."""
-
 MEMBER: Final = "hami-agent/status.json"
 """The first file of a bundle. Source: agent/cli/support.py."""
-
 ARCHIVE: Final = "an archive of `hami-agent bundle`"
 LARGEST: Final = 9 * 1024 * 1024
 """Bytes of a bundle that are read, packed and unpacked."""
-
 NOT_WELL: Final = frozenset({"GpuUnhealthy", "GpuReleased", "GpuDriverUnresponsive"})
 """Reasons of Events that say why a GPU is not offered."""
 
@@ -317,11 +304,9 @@ def _observed_rows(pod: PodView, now: dt.datetime) -> Iterator[Row]:
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
-    """Read the agent of the node in its pod; where it does not answer, the objects.
+    """Read the agent of the node in its pod; if it does not answer, or by --objects, the objects.
 
-    With --objects the objects at once, which are what HAMi's scheduler reads.
-
-    Raises NotThere: there is no such Node. Raises ApiError: the objects cannot be read either.
+    Raises NotThere: there is no such Node; ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
     reader = NodeReader(session, node)
@@ -395,7 +380,6 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
 
 OF_CLUSTER: Final = ("objects", "resource", "kubeconfig", "context")
 """Options of the way by the API server: to one Node with --node, else to all that have GPUs."""
-
 DAY: Final = 24 * 3600
 """Seconds for which an agent knows what happened."""
 

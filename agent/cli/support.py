@@ -19,21 +19,19 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `runbook`, `bundle` and `completion`."""
     parser = subparsers.add_parser(
         "runbook",
-        description="Prints what the runbook says of the id in a message. Ids are those of a "
-        "refusal (HA-4002), of a line of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's fault "
-        "(H-079) or of an Event. It reads nothing of the node or the cluster. Exits 4 if there is "
-        "no such id.",
+        description="Prints what the runbook says of the id in a message: of a refusal (HA-4002), "
+        "a line of doctor (P-DRIVER) or explain (E-LOCK), a GPU's fault (H-079) or an Event. "
+        "Exits 4 if there is no such id.",
         epilog="example: hami-agent runbook HA-4002",
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="without it: list all ids")
 
     parser = subparsers.add_parser(
         "bundle",
-        description="Writes what the running agent knows into one archive (tar.gz), for support. "
-        "It has the status with the refusals and changes of the last 24 hours, settings with "
-        "their origins, readiness, metrics and version. `status --from` reads it. It has names of "
-        "pods, GPUs and files, but no token, no environment of a container and no log. Exits 3 if "
-        "no agent answers, and 5 if a part is missing.",
+        description="Writes an archive for support: status with the refusals and changes of the "
+        "last 24 hours, settings with origins, readiness, metrics and version. `status --from` "
+        "reads it. It names pods, GPUs and files, but has no token, no environment of a container "
+        "and no log. Exits 3 if no agent answers, and 5 if a part is missing.",
         epilog="example: hami-agent bundle --file node-1.tgz",
     )
     told = "the archive; it must not exist yet (default hami-agent-TIME.tgz)"
@@ -42,9 +40,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "completion",
-        description="Prints a script for bash, zsh or fish that completes command lines of this "
-        "program. It completes verbs, options and their values. At each tab it calls the program, "
-        "so that it fits whatever version is installed.",
+        description="Prints a script for bash, zsh or fish that completes verbs, options and "
+        "their values. At each tab it asks the program that is installed.",
         epilog="example: source <(hami-agent completion bash)",
     )
     parser.add_argument("shell", choices=tuple(SCRIPTS))
@@ -87,7 +84,6 @@ DEADLINE: Final = 10.0
 PARTS: Final[Mapping[str, str]] = {
     "status.json": "/api/v1/status",
     "settings.json": "/api/v1/settings",
-    "version.json": "/version",
     "readyz.txt": "/readyz?verbose",
     "metrics.txt": "/metrics",
 }
@@ -158,7 +154,7 @@ end
 complete -c hami-agent -a '(__hami_agent)'
 """,
 }
-"""What the shell runs. Each passes the typed words to `completion SHELL -- -- WORDS`."""
+"""Each passes the typed words to `completion SHELL -- -- WORDS`."""
 
 
 def _complete(args: argparse.Namespace) -> int:

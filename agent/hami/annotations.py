@@ -1,7 +1,6 @@
 """HAMi's annotations: a Node's offer, the scheduler's lock there, and what it gives to a pod."""
 
 import collections
-import contextlib
 import datetime as dt
 import enum
 import re
@@ -19,10 +18,8 @@ from agent.setting import FALSE, TRUE, Field, boolean, choice
 
 INT32 = (-(2**31), 2**31 - 1)
 INT64 = (-(2**63), 2**63 - 1)
-UINT32 = (0, 2**32 - 1)
 
-_DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
-"""As Go's ParseInt reads: a sign and digits, no space, no underscore; leading zeros apart."""
+_DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")  # as Go's ParseInt reads
 
 # The register annotation of the Node's GPUs in the form for schedulers from 2.8 on: a JSON array of
 # GPUs, fixed key order, zero values absent. Source: HAMi v2.10 pkg/device/devices.go,
@@ -32,25 +29,7 @@ WHAT = "register annotation"
 NO_GPU = GpuUuid("")
 Int32 = Annotated[int, msgspec.Meta(ge=INT32[0], le=INT32[1])]
 Int64 = Annotated[int, msgspec.Meta(ge=INT64[0], le=INT64[1])]
-Uint32 = Annotated[int, msgspec.Meta(ge=0, le=UINT32[1])]
 _HTML = re.compile("[<>&\u2028\u2029]")
-
-
-class Placement(msgspec.Struct, frozen=True):
-    """Where a MIG instance may be placed: its first memory slice and their number."""
-
-    start: Uint32 = 0
-    size: Uint32 = 0
-
-
-class MigProfile(msgspec.Struct, frozen=True):
-    """A MIG profile of the GPU, which HAMi's plugin reports."""
-
-    name: str = ""
-    memory_mib: Int32 = msgspec.field(name="memoryMB", default=0)
-    core_percent: Int32 = msgspec.field(name="core", default=0)
-    slice_count: Uint32 = msgspec.field(name="sliceCount", default=0)
-    placements: tuple[Placement, ...] = ()
 
 
 class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +43,6 @@ class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
     type_name: str = msgspec.field(name="type", default="")
     numa: Int64 = 0
     mode: str = ""
-    mig_profiles: tuple[MigProfile, ...] = msgspec.field(name="migProfiles", default=())
     healthy: bool = msgspec.field(name="health", default=False)
 
 
@@ -98,13 +76,8 @@ def registered(inventory: Inventory, *, colon: bool = False) -> tuple[Registered
     )
 
 
-def encode_register(gpus: Iterable[RegisteredGpu]) -> str:
-    """Encode the GPUs in the given order, byte for byte as HAMi v2.10."""
-    return _encode(tuple(gpus))
-
-
-def _encode(value: object) -> str:
-    """JSON as Go writes it: what is special in HTML is escaped, here only ever inside a string."""
+def encode_json(value: object) -> str:
+    """JSON, byte for byte as HAMi's: Go escapes what is special in HTML, here only in strings."""
     text = msgspec.json.encode(value).decode()
     return _HTML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -152,27 +125,14 @@ def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
     """
     text = ""
     for gpu in gpus:
-        values = (
-            gpu.uuid,
-            gpu.split_count,
-            gpu.registered_mib,
-            gpu.core_percent,
-            gpu.type_name,
-            gpu.numa,
-            "true" if gpu.healthy else "false",
-            gpu.index,
-            gpu.mode,
-        )
+        uuid, index, *facts, mode, healthy = msgspec.structs.astuple(gpu)
+        values = (uuid, *facts, "true" if healthy else "false", index, mode)
         text += ",".join(_SEPARATORS.sub(" ", str(value)) for value in values) + ":"
     return text
 
 
 def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
-    """Decode the GPUs in the text's order; empty records are skipped.
-
-    Raises MalformedText: no `:` or GPU, a record without 7 or 9 fields, a number or boolean that Go
-    does not read, or a negative index.
-    """
+    """Decode the GPUs in the text's order; empty records are skipped. Raises MalformedText."""
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
     records = [record for record in text.split(":") if record]
@@ -209,44 +169,9 @@ def _number(text: str, bounds: tuple[int, int], where: str) -> int:
     return int(match[1] + match[2])
 
 
-# The handshake annotation: a word and the time when it was written. Source: HAMi v2.10
-# pkg/scheduler/scheduler.go, register. The times of v2.4 have dots in the date. A scheduler writes
-# its local time without its zone.
-
-REPORTED = "Reported"
-HANDSHAKE_WORDS = (REPORTED, "Requesting", "Deleted")
-"""The agent's: the register annotation is new. The scheduler's: it read the annotation and waits;
-the agent did not answer, and the node's GPUs are dropped."""
-
-_STAMP = re.compile(
-    r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
-    r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
-    r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
-)
-
-
-def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
-    """Decode the word at the beginning of the text, and the time after it; None: it has none.
-
-    The time is naive if the text names no zone. Schedulers act on the word even without a valid
-    time. Raises MalformedText: the text begins with none of the words.
-    """
-    word = next(filter(text.startswith, HANDSHAKE_WORDS), "")
-    if not word:
-        words = ", ".join(HANDSHAKE_WORDS)
-        raise MalformedText(f"handshake {cap(text)!r} begins with none of {words}")
-
-    stamp = None
-    if match := _STAMP.fullmatch(text.removeprefix(word)):
-        date = match["date"].replace(".", "-")
-        with contextlib.suppress(ValueError):
-            stamp = dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
-    return word, stamp
-
-
 def encode_reported(now: dt.datetime) -> str:
-    """Encode the agent's stamp, for schedulers up to and including 2.7.1; `now` is aware."""
-    return f"{REPORTED} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
+    """Encode the handshake that schedulers up to and including 2.7.1 wait for; `now` is aware."""
+    return f"Reported {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 
 
 # The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on. A JSON
@@ -256,16 +181,14 @@ def encode_reported(now: dt.datetime) -> str:
 
 def encode_scores(scores: Scores) -> str:
     """Encode the scores in the given order, byte for byte as HAMi."""
-    return _encode(
-        [{"uuid": uuid, "score": dict(sorted(pairs.items()))} for uuid, pairs in scores.items()]
-    )
+    pairs = [{"uuid": uuid, "score": dict(sorted(of.items()))} for uuid, of in scores.items()]
+    return encode_json(pairs)
 
 
 class ReportProfile(enum.StrEnum):
     """The form of the register annotation. It depends on the scheduler's version."""
 
-    JSON = "json"
-    """HAMi 2.8 and later."""
+    JSON = "json"  # HAMi 2.8 and later
     COLON = "colon"
     """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s: this scheduler
     drops a node whose handshake is older than 60 s."""
@@ -294,21 +217,13 @@ class NodeReport(msgspec.Struct, frozen=True):
 
     - `changes`: what to write, None: remove. Empty when the Node's annotations mean the same, else
       always the register annotation: a scheduler reads a new score only together with it.
-    - `held`: the GPUs in the present register annotation, none when it is absent or unreadable.
+    - `changes_health`: the health of a GPU in the present annotation differs.
     """
 
-    gpus: tuple[RegisteredGpu, ...]
-    held: tuple[RegisteredGpu, ...]
     register: str
     score: str | None
-    register_differs: bool
     changes: Mapping[str, str | None]
-
-    @property
-    def changes_health(self) -> bool:
-        """True when the health of a GPU in the present annotation differs."""
-        before = {gpu.uuid: gpu.healthy for gpu in self.held}
-        return any(before.get(gpu.uuid, gpu.healthy) != gpu.healthy for gpu in self.gpus)
+    changes_health: bool
 
 
 def report_of(
@@ -334,14 +249,15 @@ def report_of(
     if not gpus:
         return None
 
-    register = encode_register(gpus) if is_json else encode_register_colon(gpus)
+    register = encode_json(gpus) if is_json else encode_register_colon(gpus)
     is_same_form = is_json_form(text or "") == is_json
     is_same = is_same_form and collections.Counter(gpus) == collections.Counter(held)
-    register_differs = register != text and not is_same
-    changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
+    changes: dict[str, str | None] = {} if register == text or is_same else {REGISTER: register}
     if wanted != score:
         changes = {REGISTER: register, SCORE: wanted}
-    return NodeReport(gpus, held, register, wanted, register_differs, changes)
+    before = {gpu.uuid: gpu.healthy for gpu in held}
+    changes_health = any(before.get(gpu.uuid, gpu.healthy) != gpu.healthy for gpu in gpus)
+    return NodeReport(register, wanted, changes, changes_health)
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
@@ -375,11 +291,6 @@ def decode_node_lock(text: str) -> NodeLock:
         )
     stamp, namespace, name = parts if len(parts) == 3 else (text, "", "")
     return NodeLock(value=text, stamp=decode_stamp(stamp), namespace=namespace, name=name)
-
-
-def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
-    """Encode a lock as the scheduler does, in whole seconds of UTC."""
-    return f"{encode_stamp(stamp)},{namespace},{name}"
 
 
 def encode_stamp(stamp: dt.datetime) -> str:
@@ -423,11 +334,8 @@ def _lock(text: str | None) -> NodeLock | None:
 # Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDevice.
 
 TYPE_WORD = "NVIDIA"
-LENGTH_LIMIT = 64 * 1024
-"""Characters: 1,000 shares. A tenant may write four times as many, and every change of the pod
-decodes them again."""
-GROUP_LIMIT = 256
-"""Groups: the kubelet allocates a pod's containers one by one and admits no other pod meanwhile."""
+LENGTH_LIMIT = 64 * 1024  # characters: 1,000 shares; each change of the pod decodes them again
+GROUP_LIMIT = 256  # groups: the kubelet allocates them one by one and admits no other pod meanwhile
 
 Groups = tuple[tuple[Share, ...], ...]
 

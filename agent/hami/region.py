@@ -83,8 +83,7 @@ class Region(msgspec.Struct, frozen=True):
 class RegionState(enum.StrEnum):
     """What stands in a container's directory."""
 
-    ABSENT = "absent"
-    """No process of the container has used CUDA or NVML yet."""
+    ABSENT = "absent"  # no process of the container has used CUDA or NVML yet
     INITIALISING = "initialising"
     READABLE = "readable"
     UNREADABLE = "unreadable"
@@ -115,8 +114,7 @@ class RegionChange(msgspec.Struct, frozen=True):
 # process of the container may write anything there: every count is clamped, every text bounded.
 # Source: the header at the commits of HAMi 2.4.0 to 2.10.
 
-MAGIC: Final = 19920718
-"""The flag at offset 0, which the library writes last."""
+MAGIC: Final = 19920718  # the flag at offset 0, which the library writes last
 HEAD_SIZE: Final = 1888
 """Bytes from offset 0 that hold all that is before the slots, in every layout."""
 MAX_USES: Final = 2048

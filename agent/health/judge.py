@@ -213,72 +213,34 @@ xid_classes: Final = ValueType(
 class HealthSettings(msgspec.Struct, frozen=True):
     """How GPUs are judged. Durations are seconds."""
 
-    driver_hang: Annotated[
-        float,
-        Field(
-            "health.driverHang",
-            duration(1, 3600),
-            "Time without an answer of the driver after which new pods get none of its GPUs. "
-            f"{HOW}",
-        ),
-    ] = 60.0
-    quiet: Annotated[
-        float,
-        Field(
-            "health.quietPeriod",
-            duration(1, 86400),
-            "Cool-down: a GPU is ok after this time without a bad report and 3 passed probes. "
-            f"{HOW}",
-        ),
-    ] = 600.0
+    # fmt: off
+    driver_hang: Annotated[float, Field("health.driverHang", duration(1, 3600),
+        "Time without an answer of the driver after which new pods get none of its GPUs. "
+        f"{HOW}")] = 60.0
+    quiet: Annotated[float, Field("health.quietPeriod", duration(1, 86400),
+        "Cool-down: a GPU is ok after this time without a bad report and 3 passed probes. "
+        f"{HOW}")] = 600.0
     passes: int = 3  # how many probes must pass since the last bad report
-    probe_interval: Annotated[
-        float,
-        Field("health.probePeriod", duration(0.1, 3600), f"Time between probes of a GPU. {HOW}"),
-    ] = 10.0
-    longest_quiet: Annotated[
-        float,
-        Field(
-            "health.longestQuietPeriod",
-            duration(1, 604800),
-            "Longest cool-down. The cool-down of a GPU doubles each time that the GPU becomes bad "
-            f"again soon after it recovered. {HOW}",
-        ),
-    ] = 7200.0
+    probe_interval: Annotated[float, Field("health.probePeriod", duration(0.1, 3600),
+        f"Time between probes of a GPU. {HOW}")] = 10.0
+    longest_quiet: Annotated[float, Field("health.longestQuietPeriod", duration(1, 604800),
+        "Longest cool-down. The cool-down of a GPU doubles each time that the GPU becomes bad "
+        f"again soon after it recovered. {HOW}")] = 7200.0
     probe_deadline: float = 2.0
     gather: float = 0.005  # how long a report waits for others of the same failure
     coalesce: float = 0.05  # changes within this time after a list are one list
-    xids: Annotated[
-        Mapping[int, XidClass],
-        Field(
-            "health.xids",
-            xid_classes,
-            "Classes of XIDs that differ from the agent's table, such as 94=fatal: "
-            f"{', '.join([*XidClass][:-1])} or {[*XidClass][-1]}.",
-            convert=lambda items: dict(map(_class_of, items)),
-        ),
-    ] = msgspec.field(default_factory=dict)
-    disabled_xids: Annotated[
-        str,
-        Field(
-            "health.disabledXids",
-            text,
-            "XIDs to ignore, separated by commas. all or xids: no health checks at all, as in "
-            "NVIDIA's plugin. Then a GPU that hangs or fails stays on offer; a lost GPU stays "
-            "until the next scan, at most 1 minute.",
-            env=("DP_DISABLE_HEALTHCHECKS",),
-        ),
-    ] = ""
-    enabled_xids: Annotated[
-        str,
-        Field(
-            "health.enabledXids",
-            text,
-            "XIDs to count even if an application causes them or they are disabled; all: every "
-            "XID.",
-            env=("DP_ENABLE_HEALTHCHECKS",),
-        ),
-    ] = ""
+    xids: Annotated[Mapping[int, XidClass], Field("health.xids", xid_classes,
+        "Classes of XIDs that differ from the agent's table, such as 94=fatal: "
+        f"{', '.join([*XidClass][:-1])} or {[*XidClass][-1]}.",
+        convert=lambda items: dict(map(_class_of, items)))] = msgspec.field(default_factory=dict)
+    disabled_xids: Annotated[str, Field("health.disabledXids", text,
+        "XIDs to ignore, separated by commas. all or xids: no health checks at all, as in "
+        "NVIDIA's plugin. Then a GPU that hangs or fails stays on offer; a lost GPU stays until "
+        "the next scan, at most 1 minute.", env=("DP_DISABLE_HEALTHCHECKS",))] = ""
+    enabled_xids: Annotated[str, Field("health.enabledXids", text,
+        "XIDs to count even if an application causes them or they are disabled; all: every XID.",
+        env=("DP_ENABLE_HEALTHCHECKS",))] = ""
+    # fmt: on
 
     @property
     def off(self) -> bool:
@@ -439,7 +401,9 @@ def past(health: Health) -> str:
 
 
 def _happened(health: Health) -> str:
-    return health.text.removesuffix(f" [{health.runbook}]").partition("; ")[0]
+    text = health.text.removesuffix(f" [{health.runbook}]")
+    reason, _, step = text.rpartition("; ")
+    return reason if step in {*_STEPS.values(), COOLING, RELIEVED} else text
 
 
 def _sentence(reason: str, step: str, runbook: str) -> str:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from agent.errors import DriverError, GpuError, cap
 from agent.health import judge
-from agent.health.judge import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Tally, await_event, loop_time, until_tick
 from agent.model import (
@@ -159,7 +158,7 @@ class HealthWatch:
         judged: Callable[[Mapping[GpuUuid, Health]], None],
         remember: Callable[[Mapping[GpuUuid, Health]], None],
         changed: Callable[[], None],
-        settings: HealthSettings,
+        settings: judge.HealthSettings,
         clock: Clock,
         recalled: Mapping[GpuUuid, Health],
         boot_changed: bool,
@@ -299,9 +298,9 @@ class HealthWatch:
             # Every XID is counted, and the first of each number on a GPU is logged: a storm can
             # have 10,000 a second. The kernel's log has each.
             number = event.xid or 0
-            if self.xid_events.add(event.uuid or "unknown", xid_label(number)) == 1:
-                log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=xid_name(number))
-            if xid_class(number, self._settings) is XidClass.APPLICATION:
+            if self.xid_events.add(event.uuid or "unknown", judge.xid_label(number)) == 1:
+                log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=judge.xid_name(number))
+            if judge.xid_class(number, self._settings) is judge.XidClass.APPLICATION:
                 return  # a program's fault says nothing about the GPU
 
         self._note(event)

@@ -23,9 +23,6 @@ from agent.node import PluginSocket
 # runtime's own sentence names the file then.
 # Source: container-device-interface pkg/cdi cache.go, spec-dirs.go, spec.go.
 
-_File = tuple[Path, int, int, int]
-"""Path, inode, bytes and time of change."""
-
 
 class CdiDirectories:
     """The CDI specifications of the runtime. It reads files again only if one of them changed.
@@ -37,7 +34,7 @@ class CdiDirectories:
     def __init__(self, offload: Offload, *, in_pod: bool) -> None:
         self._offload = offload
         self._in_pod = in_pod
-        self._files: list[_File] = []
+        self._files: list[tuple[Path, int, int, int]] = []  # path, inode, bytes, time of change
         self._defined: frozenset[str] = frozenset()
 
     async def names(self, directories: Sequence[str]) -> frozenset[str] | None:
@@ -54,7 +51,7 @@ class CdiDirectories:
             return None
         return self._defined
 
-    def _listed(self, directory: Path) -> Iterator[_File]:
+    def _listed(self, directory: Path) -> Iterator[tuple[Path, int, int, int]]:
         """The files of the directory. Raises OSError: some of them cannot be known."""
         if not self._in_pod and not directory.exists():
             return
@@ -88,10 +85,8 @@ def read_specification(content: bytes) -> frozenset[str]:
 # pkg/kubelet/cm/pod_container_manager_linux.go).
 
 _ID = re.compile(r"(^|-)[0-9a-f]{64}(\.scope)?$")
-"""A container's cgroup, by its name."""
-
 _POD = re.compile(r"(^|-)pod([0-9a-f]{8}[0-9a-f_-]*)")
-"""A pod's cgroup; the second group is its UID."""
+"""The names of a container's and of a pod's cgroup; the second group is the pod's UID."""
 
 
 class CgroupContainers:
@@ -104,8 +99,8 @@ class CgroupContainers:
     async def running(self, ids: frozenset[str]) -> frozenset[str] | None:
         """Return those of the runtime ids that have a cgroup.
 
-        None: the tree says nothing. No pods' cgroup is visible, or there are pods and no directory
-        below them is named by a container's id (a runtime that names them in another way).
+        None: the tree says nothing. No pods' cgroup is visible, or no directory below them is named
+        by a container's id (a runtime that names them in another way).
         """
         below = await self._offload.call(self._below) if ids else []
         wanted = {text.rpartition("://")[2]: text for text in ids}
@@ -122,8 +117,7 @@ class CgroupContainers:
     async def begun(self) -> frozenset[PodUid] | None:
         """Return the pods that have a cgroup, which the kubelet names by their UID.
 
-        None: the kubelet's cgroups are not visible, or they name containers and no pod (a kubelet
-        that names them in another way).
+        None: the kubelet's cgroups are not visible, or they name containers and no pod.
         """
         below = await self._offload.call(self._below)
         found = (_POD.search(name) for _, name in below)
@@ -146,23 +140,20 @@ def _has_containers(below: Iterable[tuple[str, str]]) -> bool:
 
 def write_failure(directory: Path) -> int:
     """The number of the error that a new file in the directory would meet; 0: none is known."""
-    with contextlib.ExitStack() as opened:
-        try:
-            descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-            opened.callback(os.close, descriptor)
-            check_writable(descriptor, str(directory))  # the rule of the running agent
-        except OSError as error:
-            return error.errno or errno.EIO
-
+    try:
+        with contextlib.ExitStack() as opened:
+            place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+            opened.callback(os.close, place)
+            check_writable(place, str(directory))  # the rule of the running agent
+    except OSError as error:
+        return error.errno or errno.EIO
     return 0 if os.access(directory, os.W_OK | os.X_OK) else errno.EACCES
 
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
     """The sockets in the kubelet's directory except its own, which is named `kubelet`."""
-    try:
+    with contextlib.suppress(OSError):
         paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
-    except OSError:
-        return ()
-
-    found = ((path, listens(path)) for path in paths)
-    return tuple(PluginSocket(str(path), alive=alive) for path, alive in found if alive is not None)
+        found = ((str(path), listens(path)) for path in paths)
+        return tuple(PluginSocket(path, alive=alive) for path, alive in found if alive is not None)
+    return ()

@@ -28,17 +28,13 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-# Runs blocking work in order on one daemon thread.
-#
-# The loop's own executor joins its threads at exit: one disk that does not answer would keep the
-# process from ever ending.
-
 
 class Worker:
-    """An Offload (agent.kit.tasks). Use it as an async context manager.
+    """An Offload (agent.kit.tasks) on one daemon thread. Use it as an async context manager.
 
     Leaving it finishes the queued work, for at most `patience` seconds. Then the thread is
-    abandoned, which does not keep the process from ending.
+    abandoned. The loop's own executor joins its threads at exit: one disk that does not answer
+    would keep the process from ever ending.
     """
 
     def __init__(self, name: str, patience: float = 2.0) -> None:
@@ -61,12 +57,9 @@ class Worker:
             log.warning("worker.abandoned", worker=self._name, after=self._patience)
 
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
-        """Run `work(*args)` on the thread and return its result, or raise its error.
+        """Run `work(*args)` on the thread. Raises its error, or StateError: it is not running.
 
         If the caller is cancelled, queued work is dropped and begun work goes on.
-
-        Raises:
-            StateError: the worker is not running.
         """
         if not self._is_running:
             raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
@@ -92,11 +85,9 @@ class Worker:
 # The state directory: a crash at any step of a replace leaves one complete generation of a file.
 #
 # The order makes it safe: write and sync the new content beside the old, give the old one a second
-# name, sync the directory, rename the new one into place, sync the directory again. All is one call
-# on the worker thread.
+# name, sync the directory, rename the new one into place, sync the directory again.
 
-SIZE_LIMIT = 64 * 1024 * 1024
-"""The most bytes of a file that are read."""
+SIZE_LIMIT = 64 * 1024 * 1024  # bytes of a file that are read
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -176,10 +167,7 @@ class HostDisk:
     async def open(
         cls, path: Path, offload: Offload, files: Callable[[int], DirectoryFiles] = DirectoryFiles
     ) -> Self:
-        """Open the directory; make it (0750) if it is missing. Take write from others.
-
-        Raises StateError.
-        """
+        """Open the directory, or make it (0750). Take write from others. Raises StateError."""
         directory = await offload.call(_open_directory, path)
         return cls(path, directory, files(directory), offload)
 
@@ -189,10 +177,7 @@ class HostDisk:
             return await self._offload.call(_read, self._directory, self._path / name)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
-        """Replace the content durably; the file `keep` receives the old content.
-
-        Raises StateError, see replace().
-        """
+        """Replace the content durably; `keep` receives the old content. Raises StateError."""
         with _state_errors(self._path / name, "written"):
             await self._offload.call(replace, self._files, name, data, keep)
 
@@ -245,9 +230,6 @@ def _state_errors(path: Path, what: str) -> Iterator[None]:
         raise StateError(f"{path} cannot be {what}: {reason}; {advice}") from error
 
 
-# Reads small files that people write, up to a size limit.
-
-
 def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
     """Return the content of a file of at most `limit` bytes; None: it is missing, if not `needed`.
 
@@ -274,17 +256,11 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
 # The process on its host: identity, lock, systemd.
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""Holds the id of the present boot."""
-
 MACHINE_ID: Final = Path("/etc/machine-id")
-"""Holds the id of this machine, the same across boots."""
 
 
 def host_name() -> str:
-    """This host's name, in the form in which the kubelet names its Node.
-
-    Source: kubernetes pkg/util/node/node.go GetHostname.
-    """
+    """This host's name as its Node has it: kubernetes pkg/util/node/node.go GetHostname."""
     return socket.gethostname().strip().lower()
 
 
@@ -296,17 +272,14 @@ def read_id(path: Path) -> str:
         return ""
 
 
-# Allows one agent per host, by an exclusive lock that the kernel releases when its holder dies.
-
 MODE = 0o600
 
 
 class LockFile:
-    """The lock at `path`; a missing directory is made (0750).
+    """One agent per host: a lock at `path` that the kernel releases when its holder dies.
 
-    The file names its holder for people. Only the kernel's lock counts, so a file that a dead
-    process left is no obstacle. A user who can open the file could lock it and keep the agent out:
-    only its owner may (0600), also if an older agent left the file.
+    The file names its holder for people. A user who can open the file could lock it and keep the
+    agent out: only its owner may (0600), also if an older agent left the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -320,10 +293,8 @@ class LockFile:
         try:
             self._handle = self._locked()
         except OSError as error:
-            raise PermissionFault(
-                f"{self._path} cannot be locked: {error.strerror}; let the agent's user own its "
-                "directory."
-            ) from error
+            text = f"{self._path} cannot be locked: {error.strerror}"
+            raise PermissionFault(f"{text}; let the agent's user own its directory.") from error
         return self._handle is not None
 
     def holder(self) -> str:
@@ -346,10 +317,8 @@ class LockFile:
             undo.callback(os.close, handle)
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise PermissionFault(
-                    f"{self._path} is not a file of user {os.geteuid()}, as whom the agent runs: "
-                    "remove it."
-                )
+                text = f"{self._path} is not a file of user {os.geteuid()}, the agent's"
+                raise PermissionFault(f"{text}: remove it.")
             if stat.S_IMODE(status.st_mode) != MODE:
                 os.fchmod(handle, MODE)
 
@@ -365,10 +334,9 @@ class LockFile:
 
 
 class Systemd:
-    """Notifies the service manager that started this process, if one did.
+    """Notifies the service manager, if one started this process: sd_notify(3).
 
-    `watchdog`: the longest time in seconds between two messages WATCHDOG=1; 0: it expects none. A
-    message that cannot be sent is logged and lost. Source: sd_notify(3), sd_watchdog_enabled(3).
+    `watchdog`: the longest time in seconds between two messages WATCHDOG=1; 0: it expects none.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:

@@ -16,17 +16,14 @@ from typing import Final
 PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
-FAILURES: Final = 1000
-"""After so many entries that cannot be removed, a pass over the directory is given up."""
+FAILURES: Final = 1000  # after so many entries that stay, a pass over the directory is given up
 
 
 def remove_stepwise(name: str, above: int) -> Iterator[None]:
     """Remove `name` from the open directory `above`. Each step takes a few system calls.
 
-    Nested directories are moved up and emptied there. So any depth needs only two descriptors and
-    no recursion. A mount point cannot be moved, and only moved directories are entered: a mount
-    point stays with all its content.
-
+    Nested directories are moved up and emptied there. So any depth needs only two descriptors. A
+    mount point cannot be moved, and only moved directories are entered: it stays with its content.
     Raises OSError at the end: why the first remaining entry could not be removed.
     """
     if _is_gone(name, above):
@@ -50,9 +47,9 @@ def open_own(name: str, above: int) -> int:
 
 
 def set_mode(place: int, mode: int, *, at_least: bool = False) -> None:
-    """Set the mode of a directory that is open as a PLACE; its present mode cannot prevent that.
+    """Set the mode of a directory that is open as a PLACE, whatever mode it has. Raises OSError.
 
-    With `at_least`, only a directory of our user's that lacks bits of it. Raises OSError.
+    With `at_least`, only a directory of our user's that lacks bits of it.
     """
     status = os.fstat(place)
     if at_least and (status.st_uid != os.geteuid() or status.st_mode & mode == mode):
@@ -117,10 +114,7 @@ class _Emptying:
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
-        """Note why an entry remains; one that another process removed does not.
-
-        Raises OSError after so many that the pass is given up.
-        """
+        """Note why an entry remains. Raises OSError after FAILURES of them."""
         try:
             yield
         except FileNotFoundError:
@@ -143,10 +137,7 @@ class _Emptying:
 
 
 def _is_gone(name: str, above: int) -> bool:
-    """Remove a file, a link or an empty directory; False for a directory with content.
-
-    Raises OSError.
-    """
+    """Remove a file, a link or an empty directory; False: it has content. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         try:
             os.unlink(name, dir_fd=above)
@@ -166,13 +157,10 @@ def check_writable(
     look: Callable[[int], os.statvfs_result] = os.fstatvfs,
     user: Callable[[], int] = os.geteuid,
 ) -> None:
-    """Check that the open `directory` still exists, is not read-only and is not full.
+    """Raise OSError, with `name`: the open `directory` is removed, read-only or full.
 
     Blocks reserved for root count only for root. A file system that reports no size, or creates
     inodes when needed, never counts as full.
-
-    Raises:
-        OSError: ENOENT, EROFS or ENOSPC, with `name` as its file name.
     """
     system = look(directory)
     free = system.f_bavail if user() else system.f_bfree

@@ -1,7 +1,7 @@
 """Formats log lines: JSON for machines, text on a terminal, with priorities for journald.
 
-Values may contain foreign names and messages. No value is longer than VALUE_LIMIT. In text, none
-contains a line break or a control character: one event is one line, and a traceback is indented.
+Values may contain foreign names and messages. In text, none contains a line break or a control
+character: one event is one line, and a traceback is indented.
 """
 
 import logging
@@ -14,21 +14,13 @@ from typing_extensions import override
 
 from agent.errors import cap, cut
 
-_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-"""The priorities of syslog, which journald takes."""
-
-MAX_LINE = 32 * 1024
-"""Characters of a line for journald."""
-
+_PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # of syslog
+MAX_LINE = 32 * 1024  # characters of a line for journald
 VALUE_LIMIT = 16 * 1024
 """Characters of one value, or of all entries of a list or table. The register annotation of 16 GPUs
 fits beside others."""
-
-ITEMS_LIMIT = 64
-"""Entries logged of a list or table."""
-
-TRACE_LINES = 100
-"""Last lines logged of a traceback: the error is at the end."""
+ITEMS_LIMIT = 64  # entries of a list or table
+TRACE_LINES = 100  # last lines of a traceback: the error is at the end
 
 Clean = Callable[[str, int], str]
 """Makes a text safe to print, in at most so many characters."""

@@ -13,8 +13,7 @@ UNKNOWN: Final = "-"
 class Column(msgspec.Struct, frozen=True):
     """A column. `rank`: columns of the highest rank are left out first; 0: never.
 
-    `least`: its cells may be cut to so many characters to fit; 0: they are not cut. `right`: it is
-    aligned to the right.
+    `least`: its cells may be cut to so many characters to fit; 0: they are not cut.
     """
 
     title: str
@@ -51,10 +50,8 @@ def span(seconds: float) -> str:
         return f"{whole} s"
 
     days, hours, minutes = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60
-    parts = [(days, "d"), (hours, "h"), (minutes, "min")]
-    first = next(place for place, (number, _) in enumerate(parts) if number)
-
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+    parts = [(days, "d"), (hours, "h"), (minutes if not days else 0, "min")]
+    return " ".join(f"{number} {unit}" for number, unit in parts if number)
 
 
 def age(since: dt.datetime | None, now: dt.datetime) -> str:

@@ -39,8 +39,6 @@ WRITER: Final = "hami-agent"
 # Reads JSON of the API server; of a list and of a watch one object at a time.
 
 Raw = bytes | bytearray | msgspec.Raw
-"""The JSON of one value."""
-
 MOST_OBJECTS: Final = 150_000
 """In a list: Kubernetes supports so many pods, and fewer of every other kind that is listed."""
 
@@ -63,12 +61,11 @@ class _Frame(msgspec.Struct):
 
 
 def read_object(body: Raw) -> Mapping[str, Any]:
-    """Read a whole object. Raises MalformedText."""
+    """Read an object. Raises MalformedText."""
     return _read(dict[str, Any], body, "it is not a JSON object")
 
 
 def _read(form: type[T], body: Raw, otherwise: str) -> T:
-    """What `body` is. Raises MalformedText: `otherwise`."""
     try:
         return msgspec.json.decode(body, type=form)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -113,9 +110,9 @@ UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Asserti
 class Connection(msgspec.Struct, frozen=True):
     """How to reach the API server.
 
-    Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables
-    KUBERNETES_SERVICE_HOST and _PORT of `environment`. `context`: the context of the kubeconfig;
-    empty for its current one. `remedy`: what to do where a file of it cannot be used.
+    Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables IN_POD
+    of `environment`. `context`: that of the kubeconfig; empty for its current one. `remedy`: what
+    to do where a file of it cannot be used.
     """
 
     kubeconfig: Path | None = None
@@ -136,10 +133,8 @@ class Connection(msgspec.Struct, frozen=True):
 class Access(msgspec.Struct, frozen=True):
     """What requests need of the connection's files.
 
-    - `configuration`: the library's, with the server and the credentials; it renews a token that is
-      about to expire.
-    - `transport`: TLS and proxy, as aiohttp takes them.
-    - `aiohttp`: the module, which is loaded late.
+    - `configuration`: the library's, which renews a token that is about to expire.
+    - `transport`: TLS and proxy, as aiohttp takes them. `aiohttp`: the module, loaded late.
     - `failures`: what the libraries raise where no answer comes.
     """
 
@@ -150,10 +145,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 def check(connection: Connection) -> None:
-    """Check the files of the connection; it imports no library and uses no network.
-
-    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
-    """
+    """Check the files of the connection, without a library or the network. Raises SettingsError."""
     if connection.kubeconfig is not None:
         _read_context(connection, connection.kubeconfig)
     elif all(map(connection.environment.get, IN_POD)):
@@ -167,10 +159,7 @@ def check(connection: Connection) -> None:
 
 
 def default_namespace(connection: Connection) -> str:
-    """The namespace of the kubeconfig's context or of this pod, like kubectl; else `default`.
-
-    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
-    """
+    """That of the context or of this pod, like kubectl; else `default`. Raises SettingsError."""
     if connection.kubeconfig is not None:
         context = _read_context(connection, connection.kubeconfig)
         return text_in(context, "namespace") or "default"
@@ -179,7 +168,7 @@ def default_namespace(connection: Connection) -> str:
 
 
 def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
-    """The connection's context in its kubeconfig, or the current one. Raises SettingsError."""
+    """The context in the kubeconfig. Raises SettingsError."""
     try:
         content: object = yaml.safe_load(_text(connection, path))
     except (yaml.YAMLError, ValueError):  # ValueError: a date such as 2026-13-32
@@ -191,9 +180,8 @@ def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
     for entry in objects_in(parts, "contexts"):
         if name and text_in(entry, "name") == name:
             return inside(entry, "context")
-    raise _unusable(
-        connection, f"has no context {cap(name, 64)}" if name else "has no current-context"
-    )
+    missing = f"context {cap(name, 64)}" if name else "current-context"
+    raise _unusable(connection, f"has no {missing}")
 
 
 def _text(connection: Connection, path: Path) -> str:
@@ -209,18 +197,15 @@ def _text(connection: Connection, path: Path) -> str:
 
 
 def _unusable(connection: Connection, reason: str, path: Path | None = None) -> SettingsError:
-    """The SettingsError for a file of the connection. `path`: which, if it has several."""
+    """The error for a file of the connection. `path`: which, if it has several."""
     return SettingsError(f"{path or connection.source}: {reason}", remedy=connection.remedy)
 
 
 def load() -> None:
-    """Import aiohttp, and kubernetes_asyncio without its 900 model modules (38 MB, 0.2 s).
-
-    The first call blocks for about 0.1 s: run it on a thread.
-    """
+    """Import aiohttp, and kubernetes_asyncio without its 900 model modules. Blocks for 0.1 s."""
     if LIBRARY not in sys.modules:
-        # The files of these packages import everything, and only Basic authentication, which no
-        # Kubernetes since 1.19 accepts, uses urllib3. They are not executed.
+        # The files of these packages import everything; only Basic authentication, which no
+        # Kubernetes since 1.19 accepts, uses urllib3.
         for name in (LIBRARY, f"{LIBRARY}.client", "urllib3"):
             spec = importlib.util.find_spec(name)
             if spec is None:
@@ -286,22 +271,13 @@ async def open_access(connection: Connection) -> Access:
 
 DEADLINE = 10.0
 CONNECTIONS = 16
-"""Two watches, and two requests of each verb and resource that the agent uses.
-
-These are get and patch of nodes, get, list and patch of pods, create and patch of events.
-"""
+"""Two watches, and two requests of each of the seven verbs and resources that the agent uses."""
 IN_FLIGHT = 2
-"""Requests at a time for one verb and resource; watches do not count.
-
-This limits the load on a slow server. A request that hangs delays no other kind: a GET in an
-Allocate, which has 0.15 s, waits for at most two other GETs of its kind and for no LIST or PATCH.
-"""
+"""Requests at a time for one verb and resource; watches do not count. A request that hangs delays
+no other kind: a GET in an Allocate, which has 0.15 s, waits for no LIST or PATCH."""
 BODY_LIMIT = 20 * 1024 * 1024
-"""Bytes of an answer, and of a frame of a watch: any one object fits.
-
-kube-apiserver takes at most 3 MiB of an object (MaxRequestBodyBytes), and JSON may write `<` with
-six characters.
-"""
+"""Bytes of an answer, and of a frame of a watch. Any one object fits: kube-apiserver takes at most
+3 MiB of it (MaxRequestBodyBytes), and JSON may write `<` with six characters."""
 OFF_LOOP = 1024 * 1024
 """Bytes: longer bodies are decoded on a thread."""
 KEEPALIVE = (
@@ -315,10 +291,9 @@ KEEPALIVE = (
 SHORTEST, LONGEST = 300.0, 600.0
 """Seconds between which the server ends a watch, at random."""
 SILENCE = 150.0
-"""Seconds without a byte, after which the connection is dead: an idle server sends a bookmark after
-120 s and then every 60 s."""
+"""Seconds without a byte, after which a watch is dead: an idle server sends bookmarks sooner."""
 OPENED = "OPENED"
-"""The kind of a first frame that the agent adds: the watch is open, and there is no object."""
+"""The kind of a first frame, without an object, that the agent adds: the watch is open."""
 
 MERGE_PATCH = "application/merge-patch+json"
 EXECUTION = 60.0
@@ -395,8 +370,7 @@ class KubeSession:
     """The connection to one API server; the first request opens it.
 
     If it `observes`, it sends no request that writes. `program`: the client's name, which the API
-    server records as field manager. `requests` counts answers by verb, resource and code (`none`:
-    no answer).
+    server records as field manager. `requests` counts answers.
     """
 
     def __init__(
@@ -407,12 +381,9 @@ class KubeSession:
         *,
         observes: bool = False,
     ) -> None:
+        text = "Requests to the API server by the code of the answer (none: no answer)."
+        self.requests = Tally("api_requests_total", text, ("verb", "resource", "code"))
         self.random = random
-        self.requests = Tally(
-            "api_requests_total",
-            "Requests to the API server by the code of the answer (none: no answer).",
-            ("verb", "resource", "code"),
-        )
         self._connection = connection
         self._program = program
         self._observes = observes
@@ -440,7 +411,6 @@ class KubeSession:
         Raises AnswerTooLong for more than `at_most` bytes.
         """
         if self._observes and request.method != "GET":
-            # No service of an observer writes. If one did, its mistake would change nothing.
             raise errors.ApiForbidden(f"{request.what}: not sent, because this agent only observes")
 
         room = self._rooms[request.verb, request.resource.partition("/")[0]]
@@ -458,9 +428,8 @@ class KubeSession:
     ) -> AsyncIterator[tuple[str, T | None]]:
         """Yield OPENED, then frames until the server ends the watch or is silent for too long.
 
-        A frame is its kind (ADDED, MODIFIED, DELETED or BOOKMARK) and its object as read. `read`
-        gets the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
-        ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
+        A frame is its kind (ADDED, MODIFIED, DELETED or BOOKMARK) and its object as read by `read`.
+        Raises ApiError: an ERROR frame, a broken connection, or a MalformedText of `read`.
         """
 
         def decode(line: Raw) -> tuple[str, T]:
@@ -470,18 +439,13 @@ class KubeSession:
                 raise refused(request.what, code if isinstance(code, int) else 0, frame.object)
             return frame.type, read(frame.type, frame.object)
 
-        request = request.asking(
-            watch="1",
-            allowWatchBookmarks="true",
-            timeoutSeconds=str(round(self.random.uniform(SHORTEST, LONGEST))),
-        )
-
+        lasts = str(round(self.random.uniform(SHORTEST, LONGEST)))
+        request = request.asking(watch="1", allowWatchBookmarks="true", timeoutSeconds=lasts)
         with self._failures_of(request), contextlib.ExitStack() as stack:
             async with self._lag.within(DEADLINE):
                 answer = stack.enter_context(contextlib.closing(await self._answer(request)))
             if answer.connection and answer.connection.transport:  # the answer has not ended
-                # A NAT or a load balancer that forgets the connection tells nobody, and an idle
-                # watch would wait for minutes: the kernel finds out.
+                # A NAT that forgets the connection tells nobody: the kernel finds out.
                 for option in KEEPALIVE:
                     answer.connection.transport.get_extra_info("socket").setsockopt(*option)
 
@@ -502,8 +466,7 @@ class KubeSession:
     async def execute(self, request: ApiRequest) -> bytes:
         """Run a command in a container, as `kubectl exec` does, and return its output.
 
-        `request`: to exec of the pod, with container and command. Raises ApiError: no output in
-        EXECUTION, more than BODY_LIMIT, or a server that refuses.
+        Raises ApiError: no output in EXECUTION, more than BODY_LIMIT, or a server that refuses.
         """
         written = defaultdict[int, bytearray](bytearray)
         with self._failures_of(request):
@@ -582,8 +545,8 @@ class KubeSession:
     async def open(self, used: Access | None = None) -> Access:
         """Return the present access; if it is the `used` one, a new one from the files.
 
-        Watches and requests that run keep their connections. Raises SettingsError: the connection's
-        files cannot be used; ConnectionError: the session is closed.
+        Watches and requests that run keep their connections. Raises SettingsError; ConnectionError:
+        the session is closed.
         """
         if self._access is not None and self._access is not used:
             return self._access  # no other request waits for a renewal, which may take seconds
@@ -595,8 +558,7 @@ class KubeSession:
                 self._access = access = await open_access(self._connection)
                 self._failures = access.failures
                 if self._http is None:
-                    # The library's own session reads proxy variables and .netrc, on two threads,
-                    # before every request.
+                    # The library's own session reads .netrc on a thread before every request.
                     self._http = access.aiohttp.ClientSession(
                         connector=access.aiohttp.TCPConnector(limit=CONNECTIONS),
                         timeout=access.aiohttp.ClientTimeout(),
@@ -613,17 +575,13 @@ class KubeSession:
         except self._failures as error:
             # aiohttp names its TLS context, as in "host a:443 ssl:<ssl.SSLContext object at 0x7f>".
             reason = re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error)) or type(error).__name__
-            raise ApiError(
-                f"{request.what}: no answer from the API server ({cap(reason, 160)}); reached "
-                f"through {self._connection.source}"
-            ) from error
+            text = f"no answer from the API server ({cap(reason, 160)})"
+            through = f"reached through {self._connection.source}"
+            raise ApiError(f"{request.what}: {text}; {through}") from error
 
 
 async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Raw], T]) -> T:
-    """Return `read(body)`; for a body of more than 1 MiB, run it on a thread.
-
-    Raises ApiError, which names the request, for a MalformedText of `read`.
-    """
+    """Return `read(body)`, for a long body by a thread. Raises ApiError for its MalformedText."""
     try:
         return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
     except MalformedText as error:
@@ -635,34 +593,24 @@ async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Ra
 PAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of an answer with several objects; an answer with one object may have BODY_LIMIT."""
 MOST: Final = 500
-"""Objects in an answer, as in kubectl: 5,000 Nodes are 10 answers.
-
-The agent's first request asks for all (0): servers 1.31 to 1.33 answer that from their cache by the
-pods' node. They answer a page from etcd, for which they read every pod of the cluster (kubernetes
-apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
-"""
+"""Objects in an answer, as in kubectl. The agent's first request asks for all (0): servers 1.31 to
+1.33 answer that from their cache by the pods' node, and for a page read every pod of the cluster
+(kubernetes apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList)."""
 FEWER: Final = 8
 """A list asks for this fraction of the objects after an answer that was too long."""
 LIST_LIMIT: Final = 1 << 30
-LIST_LIMIT_OF_COMMANDS: Final = 192 << 20
-"""Bytes of all answers of a list: 5,000 Nodes of 20 KB and 9,000 pods of 10 KB are 190 MB."""
-LEAST_OBJECT: Final = LIST_LIMIT // MOST_OBJECTS
-LEAST_PAGE: Final = 10 * LEAST_OBJECT
-"""Bytes that an object (7 KB) and an answer count at least, so that small ones come to an end."""
+LEAST_PAGE: Final = 1 << 16
+"""Bytes of all answers of a list, and what an answer counts at least, so that small ones end."""
 
 
 async def fetch_list(
-    session: KubeSession,
-    request: ApiRequest,
-    read: Callable[[Raw], T],
-    most: int = 0,
-    list_limit: int = LIST_LIMIT,
+    session: KubeSession, request: ApiRequest, read: Callable[[Raw], T], most: int = 0
 ) -> tuple[str, list[T]]:
     """Return the version and all objects, as read; each answer has 10 s. Raises ApiError.
 
     `most`: how many objects an answer may have at first; 0 for all. After a too long answer it asks
-    for fewer, with the same token (the server accepts another `limit`, as its own test does:
-    test/e2e/apimachinery/chunking.go); after a short one, for more.
+    for fewer with the same token, as test/e2e/apimachinery/chunking.go does; after a short one, for
+    more.
     """
     objects: list[T] = []
     limit, version, rest, size = most, "", "", 0
@@ -683,12 +631,11 @@ async def fetch_list(
             return version, objects
 
         # The real server fills each answer (apiserver/pkg/storage/etcd3/store.go, GetList).
-        size += max(len(body), len(items) * LEAST_OBJECT, LEAST_PAGE)
-        if not items or meta.rest == rest or size > list_limit:
+        size += max(len(body), LEAST_PAGE)
+        if not items or meta.rest == rest or size > LIST_LIMIT:
             raise ApiError(
                 f"{request.what}: the list has no end: after {len(objects)} objects the server "
-                "still promises more; check the API server and the proxies before it, or ask "
-                "for one namespace or node"
+                "still promises more; check the API server and the proxies before it"
             )
         rest = meta.rest
         if len(body) < PAGE_LIMIT // FEWER // 2:

@@ -8,12 +8,12 @@ import hashlib
 import math
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import NoReturn
 
 import msgspec
 import structlog
+from typing_extensions import override
 
 from agent.cluster import (
     ALLOCATED,
@@ -21,6 +21,7 @@ from agent.cluster import (
     BIND_TIME,
     CORE_POLICY_ENV,
     DEFAULT_PRIORITY,
+    GPU_DEGRADED,
     MIRROR,
     MUTEX_LOCK,
     NOT_HERE,
@@ -96,24 +97,19 @@ _SUFFIXES = {
 
 
 def decode_quantity(text: str) -> int | None:
-    """Decode a quantity, rounded up as Kubernetes does; None when it is not a quantity.
-
-    Source: k8s.io/apimachinery pkg/api/resource, ParseQuantity and Quantity.Value.
-    """
+    """Decode a quantity, rounded up as Kubernetes' Quantity.Value does; None: it is not one."""
     exact = _exact(text)
     return None if exact is None else math.ceil(exact)
 
 
 def decode_whole(text: str) -> int | None:
-    """Decode a whole quantity; None when it is not a quantity, or a fraction.
-
-    An API server rewrites quantities: 3000 becomes `3k`.
-    """
+    """Decode a whole quantity; None: it is not one. An API server rewrites 3000 to `3k`."""
     exact = _exact(text)
     return int(exact) if exact is not None and exact.denominator == 1 else None
 
 
 def _exact(text: str) -> Fraction | None:
+    # As ParseQuantity of k8s.io/apimachinery pkg/api/resource.
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
@@ -126,31 +122,20 @@ def _exact(text: str) -> Fraction | None:
 
 WORDS_KEPT = (BIND_PHASE, BIND_TIME, VGPU_NODE)
 TEXT_KEPT = 1024
-"""Characters kept of a text, which is short if HAMi or the kubelet wrote it.
+"""Characters kept of a text: tenants can write long ones, and what HAMi writes is short."""
 
-Tenants can write annotations, and the views of 1,000 pods are in memory. A truncated text equals no
-node's name, phase or time that HAMi writes.
-"""
-
-CONTROL_ENV = "CUDA_DISABLE_CONTROL"
+CONTROL_ENV, PRIORITY_ENV = "CUDA_DISABLE_CONTROL", "CUDA_TASK_PRIORITY"
 GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 """The texts that Go's strconv.ParseBool reads as true."""
-
-PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 _ATOI = re.compile(r"\s*([+-]?[0-9]{1,19})", re.ASCII)
-
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     """Decode a pod, with each container's request of `resource`.
 
-    The requests of other extended resources are kept: `resource` may get another name. A field that
-    is missing or of another type counts as absent: the API server checked it, and one malformed pod
-    must not hide the others.
-
-    Raises:
-        MalformedText: metadata.uid or metadata.name is missing or not a text.
+    A field that is missing or of another type counts as absent: the API server checked it, and one
+    malformed pod must not hide the others. Raises MalformedText: it has no UID or no name.
     """
     metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
     annotations = texts_in(metadata, "annotations")
@@ -166,6 +151,7 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     if waiting is not None and len(waiting) <= LENGTH_LIMIT:  # a longer one is no pod's
         kept[TO_ALLOCATE] = waiting
     phase = text_in(status, "phase") or Phase.PENDING
+    conditions = {text_in(each, "type") for each in objects_in(status, "conditions")}
     return PodView(
         uid=PodUid(uid),
         namespace=text_in(metadata, "namespace"),
@@ -176,9 +162,7 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
         containers=tuple(_containers(spec, status, resource)),
         annotations=kept,
         static=MIRROR in annotations,
-        scheduled=any(
-            text_in(each, "type") == "PodScheduled" for each in objects_in(status, "conditions")
-        ),
+        scheduled="PodScheduled" in conditions,
         started=bool(text_in(status, "startTime")),
         scheduler=text_in(spec, "schedulerName"),
         runtime_class=text_in(spec, "runtimeClassName"),
@@ -195,13 +179,8 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
     """Decode a Node with all its annotations and labels. Raises MalformedText, as decode_pod."""
     metadata = inside(obj, "metadata")
     uid, name = _identity(metadata, "node")
-    return NodeView(
-        name=name,
-        uid=uid,
-        resource_version=text_in(metadata, "resourceVersion"),
-        annotations=texts_in(metadata, "annotations"),
-        labels=texts_in(metadata, "labels"),
-    )
+    version, labels = text_in(metadata, "resourceVersion"), texts_in(metadata, "labels")
+    return NodeView(name, uid, version, texts_in(metadata, "annotations"), labels)
 
 
 def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
@@ -243,6 +222,7 @@ def _container(
 ) -> ContainerView:
     """One container with its status. `restarts`: the policy by which the kubelet starts it."""
     state, last = inside(status, "state"), inside(status, "lastState")
+    terminated, before = inside(state, "terminated"), inside(last, "terminated")
     container_id = text_in(status, "containerID").rpartition("://")[2]
     starts = [
         decode_moment(text) or EPOCH
@@ -250,35 +230,31 @@ def _container(
         for kind in ("running", "terminated")
         if (text := text_in(parent, kind, "startedAt"))
     ]
-    terminated = inside(state, "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
+    ended_at = decode_moment(terminated.get("finishedAt")) or EPOCH if terminated else None
+    env = [(text_in(each, "name"), text_in(each, "value")) for each in objects_in(item, "env")]
 
     # As HAMi-core reads it, with atoi.
     number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
 
     amounts = {**inside(item, "resources", "requests"), **inside(item, "resources", "limits")}
     count = decode_quantity(str(amounts.pop(resource, 0))) or 0
+    # An extended resource has a domain.
     others = ((name, decode_whole(str(amounts[name]))) for name in sorted(amounts) if "/" in name)
 
     return ContainerView(
         name=text_in(item, "name"),
         role=role,
         count=max(0, count),
-        control_disabled=any(
-            text_in(env, "name") == CONTROL_ENV and text_in(env, "value") in GO_TRUE
-            for env in objects_in(item, "env")
-        ),
+        control_disabled=any(name == CONTROL_ENV and value in GO_TRUE for name, value in env),
         running_id=container_id if isinstance(state.get("running"), Mapping) else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         started_at=max(starts, default=None),
-        ended_at=(decode_moment(terminated.get("finishedAt")) or EPOCH)
-        if terminated and is_over
-        else None,
-        succeeded=any(inside(each, "terminated").get("exitCode") == 0 for each in (state, last)),
+        ended_at=ended_at if is_over else None,
+        succeeded=0 in (terminated.get("exitCode"), before.get("exitCode")),
         priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
         resource=resource,
-        # An extended resource has a domain.
         others=tuple((name, NOT_WHOLE if whole is None else whole) for name, whole in others),
     )
 
@@ -306,7 +282,10 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 
 
 class KubeApi:
-    """The ports NodeApi and PodApi. The views of pods count requests of `resource`."""
+    """The ports NodeApi and PodApi. The views of pods count requests of `resource`.
+
+    A GET and a LIST without a version are answered from the server's storage, not from a cache.
+    """
 
     def __init__(self, session: KubeSession, node: str, resource: str = "") -> None:
         self._session = session
@@ -326,7 +305,7 @@ class KubeApi:
                 yield node
 
     async def get_node(self) -> NodeView | None:
-        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        """As in the port."""
         with contextlib.suppress(ApiNotFound):
             return await self._session.fetch(
                 ApiRequest("get", "nodes", self._path, accept=METADATA_ONLY), read_node
@@ -354,18 +333,11 @@ class KubeApi:
         )
 
     async def set_condition(self, condition: NodeCondition) -> None:
-        """Create or replace the condition of its type."""
-        since = encode_stamp(condition.since)
-        await self.patch_condition(
-            {
-                "type": condition.kind,
-                "status": str(condition.status),
-                "reason": condition.reason,
-                "message": condition.message,
-                "lastHeartbeatTime": since,
-                "lastTransitionTime": since,
-            }
-        )
+        """Create or replace the condition."""
+        status, since = str(condition.status), encode_stamp(condition.since)
+        entry = {"status": status, "reason": condition.reason, "message": condition.message}
+        stamps = dict.fromkeys(("lastHeartbeatTime", "lastTransitionTime"), since)
+        await self.patch_condition({"type": GPU_DEGRADED, **entry, **stamps})
 
     async def patch_condition(self, entry: Mapping[str, str]) -> None:
         """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
@@ -375,13 +347,13 @@ class KubeApi:
         )
 
     async def list_pods(self) -> PodList:
-        """Send one LIST, answered from the server's storage, in as many pages as needed."""
+        """As in the port, in as many pages as needed."""
         request = ApiRequest("list", "pods", path_of("pods"), (self._selector,))
         version, pods = await fetch_list(self._session, request, self._pod)
         return PodList(tuple(pods), version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        """As in the port."""
         with contextlib.suppress(ApiNotFound):
             path = path_of("namespaces", namespace, "pods", name)
             pod = await self._session.fetch(ApiRequest("get", "pods", path), self._pod)
@@ -389,7 +361,7 @@ class KubeApi:
         return None
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
+        """As in the port."""
         query = (self._selector, ("resourceVersion", resource_version))
         request = ApiRequest("watch", "pods", path_of("pods"), query)
         async for _, change in self._session.watch(request, self._change):
@@ -398,7 +370,7 @@ class KubeApi:
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
-        """Send one merge patch to pods/status, which a node's own identity may patch."""
+        """As in the port. A node's own identity may patch pods/status."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
         await self._session.call(
@@ -406,11 +378,10 @@ class KubeApi:
         )
 
     def _pod(self, body: Raw) -> PodView:
-        """Read a pod. Raises MalformedText."""
         return decode_pod(read_object(body), self._resource)
 
     def _change(self, kind: str, body: Raw) -> PodChange:
-        """The change that one frame reports. Raises MalformedText."""
+        """The change that one frame reports."""
         if kind == "BOOKMARK":
             return PodChange(text_in(read_object(body), "metadata", "resourceVersion"))
         pod = self._pod(body)
@@ -423,7 +394,7 @@ def read_node(body: Raw) -> NodeView:
 
 
 def _shown(kind: str, body: Raw) -> NodeView | None:
-    """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
+    """The Node in one frame; None when it was deleted, or in a bookmark."""
     return read_node(body) if kind in {"ADDED", "MODIFIED"} else None
 
 
@@ -431,11 +402,9 @@ def _shown(kind: str, body: Raw) -> NodeView | None:
 
 UPDATE_GAP = 60.0
 BURST, REFILL = 25, 300.0
-"""As client-go's spam filter: 25 Events for one object at once, then one every 300 s.
-The Node has these for each reason."""
+"""As client-go's spam filter: for each object, and for each reason of the Node."""
 PODS_BURST, PODS_REFILL = 220, 2.0
-"""All pods of the node together: twice as many as a kubelet runs, then one every 2 s. A tenant
-could cause Events without end by new pod names."""
+"""All pods of the node together: a tenant could cause Events without end by new pod names."""
 REMEMBERED = 4096
 
 TEXT_LIMIT = 1024
@@ -443,7 +412,7 @@ NODE_NAMESPACE = "default"
 
 
 class EventSeries(msgspec.Struct):
-    """Equal Events about one object: how many came before, and the loop time of the last write."""
+    """Equal Events: how many came before, and the loop time of the last write."""
 
     event: NodeEvent
     count: int = 0
@@ -458,11 +427,8 @@ class EventPoster:
     """
 
     def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
-        self.posted = Tally(
-            "events_total",
-            "Events by outcome; only create and update were written to the API server.",
-            ("reason", "outcome"),
-        )
+        text = "Events by outcome; only create and update were written to the API server."
+        self.posted = Tally("events_total", text, ("reason", "outcome"))
         self._session = session
         self._node = node
         self._clock = clock
@@ -517,24 +483,19 @@ def event_name(event: NodeEvent, node: str) -> str:
 
 
 def event_object(series: EventSeries, node: str, now: dt.datetime) -> dict[str, object]:
-    """The next Event of the series as a JSON object of the API.
-
-    Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
-    it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
-    """
+    """The next Event of the series as a JSON object of the API."""
     event, stamp = series.event, encode_stamp(now)
+    space = event.namespace or NODE_NAMESPACE
+    # `kubectl describe node` selects by the Node's name as uid, which the kubelet uses (nodeRef in
+    # kubernetes pkg/kubelet/kubelet.go).
     regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
     if event.pod:
-        pod = {"kind": "Pod", "namespace": event.namespace, "name": event.pod, "uid": event.pod_uid}
-        regarding |= pod
+        regarding |= {"kind": "Pod", "namespace": space, "name": event.pod, "uid": event.pod_uid}
 
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {
-            "name": event_name(event, node),
-            "namespace": event.namespace or NODE_NAMESPACE,
-        },
+        "metadata": {"name": event_name(event, node), "namespace": space},
         "involvedObject": regarding,
         "reason": event.reason,
         "message": cap(event.text, TEXT_LIMIT),
@@ -555,31 +516,34 @@ JITTER = 0.5
 TOO_SHORT = 1.0
 """Seconds: after a watch that the server ended sooner, the delays grow."""
 SPREAD = 4.0
-"""Seconds: the longest random delay after what every client of a server meets at the same moment.
-That is a break, an early end or a lost place."""
+"""Seconds: the longest random delay after what every client of a server meets at once."""
 
 
 class Reopening:
-    """Opens one watch again and again; `restarts` (one label) counts why each was over."""
+    """One watch that is opened again and again; `restarts` counts why each was over."""
 
-    def __init__(self, restarts: Tally, random: random.Random) -> None:
+    def __init__(self, kind: str, text: str, random: random.Random) -> None:
+        self.restarts = Tally(f"{kind}_watch_restarts_total", text, ("reason",))
         self.failures = 0
         """How many watches broke or ended too early since the last healthy one."""
-        self._restarts = restarts
         self._random = random
         self._backoff = Backoff(DELAYS, JITTER, random)
 
-    async def run(
-        self, follow: Callable[[], Awaitable[None]], on_error: Callable[[ApiError], None]
-    ) -> NoReturn:
-        """Run `follow`, which is one watch, for ever; `on_error` takes each of its errors."""
+    async def _follow(self) -> None:
+        """Follow one watch to its end. Raises ApiError."""
+
+    def _on_error(self, error: ApiError) -> None:
+        """Take the error that ended the watch."""
+
+    async def run(self) -> None:
+        """Follow for ever."""
         while True:
             began = loop_time()
             try:
-                await follow()
+                await self._follow()
             except ApiError as error:
                 delay = self.delay(error, loop_time() - began)
-                on_error(error)
+                self._on_error(error)
             else:
                 delay = self.delay(None, loop_time() - began)
             await asyncio.sleep(delay)
@@ -588,7 +552,7 @@ class Reopening:
         """Seconds until the next watch after one that lasted so many seconds."""
         # Gone: the server forgot our place.
         reason = "gone" if isinstance(failure, ApiGone) else "error"
-        self._restarts.add("ended" if failure is None else reason)
+        self.restarts.add("ended" if failure is None else reason)
         if lasted >= HEALTHY_AFTER:
             self._backoff.reset()
             self.failures = 0
@@ -599,49 +563,37 @@ class Reopening:
         # A proxy may end each watch after some seconds: until then it tells what changes.
         grows = self.failures > 1 and (failure is not None or lasted < TOO_SHORT)
         asked = (failure.retry_after if failure else None) or 0.0
-        delay = max(self._backoff.next() if grows else 0.0, asked)
         # All clients met the same, so they must not come back in the same moment.
+        delay = max(self._backoff.next() if grows else 0.0, asked)
         return delay + self._random.uniform(0.0, SPREAD)
 
 
-# Follows this Node with one WATCH, which is opened again whenever it ends.
+# Follows this Node with one WATCH.
 
 FORMER_LIFE, FORMER_LOCKS = 60.0, 64
-"""Seconds for which a removed lock still proves the right of the pod that it named, and how many
-are kept. A bind can wait in the scheduler's queue for longer than the grace period of its lock, and
-the scheduler takes fewer than two a second."""
+"""Seconds for which a removed lock still proves the right of its pod, and how many are kept. A bind
+can wait in the scheduler's queue for longer than the grace period of its lock."""
 
 
-class NodeWatch:
+class NodeWatch(Reopening):
     """Sole writer of the view of the Node (None: not seen yet, or deleted).
 
-    `returns` counts how often it became current again after the API server was lost. `labels`:
-    those that the Node had last; None: it was not seen yet.
+    `returns` counts the ends of outages. `labels`: those that the Node had last.
     """
 
     def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
-        self.restarts = Tally(
-            "node_watch_restarts_total", "Watches of this Node that ended.", ("reason",)
-        )
+        super().__init__("node", "Watches of this Node that ended.", random)
         self.returns = Cell(0)
         self.labels: Cell[Mapping[str, str] | None] = Cell(None)
         self._api = api
         self._node = node
-        self._watch = Reopening(self.restarts, random)
         self._floor = 0
         """The version of the agent's last write since this watch began. Older frames are late."""
         self._is_failing = False
         """The API server was lost and has not sent the Node since."""
 
-    async def run(self) -> NoReturn:
-        """Keep the view up to date for ever."""
-        await self._watch.run(self._follow, self._on_error)
-
     async def refresh(self) -> NodeView | None:
-        """The Node by one GET, which updates the view. The caller sets the deadline.
-
-        Raises ApiError.
-        """
+        """The Node by one GET, which updates the view. Raises ApiError. Callers set deadlines."""
         held = self._node.value
         node = await self._api.get_node()
         if node is not None:
@@ -675,8 +627,9 @@ class NodeWatch:
         if node is not None:
             self.labels.set(node.labels)
 
+    @override
     async def _follow(self) -> None:
-        """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
+        # Frames come in order; only the agent's writes overtake.
         self._floor = 0
         async for node in self._api.watch_node():
             if node is None or version_number(node.resource_version) >= self._floor:
@@ -687,6 +640,7 @@ class NodeWatch:
                 log.info("node.followed")
                 self.returns.set(self.returns.value + 1)
 
+    @override
     def _on_error(self, error: ApiError) -> None:
         if not self._is_failing:
             log.warning("node.lost", err=str(error))
@@ -698,18 +652,24 @@ class NodeWatch:
 PATIENCE = 5
 """Consecutive failed watches before the agent lists all pods again."""
 LIST_PATIENCE = 2.0
-"""Seconds for a LIST that calls wait for. No call waits longer."""
+"""Seconds for a LIST that calls wait for."""
 LISTS, LISTS_REFILL, OWNERS_REFILL = 120, 2.0, 0.25
-"""Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
-2 s. A tenant can cause them without end, and each one scans all pods of the cluster. While a lock
-is held its owner may be asking: such LISTs have the same of their own, and four a second, for the
-scheduler gives no more locks."""
+"""Allowance for LISTs that calls cause: 120 at once, then one every 2 s. A tenant can cause them
+without end, and each one scans all pods of the cluster. While a lock is held its owner may be
+asking: such LISTs have their own allowance, and four a second."""
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
+OUTAGE = dt.timedelta(seconds=30)
+"""A shorter one is not told of afterwards: proxies and restarts cause them."""
+AWAY = "ApiServerAway"
+"""For the journal alone: no Event has this reason."""
 
 
-class PodWatch:
-    """Sole writer of the pod table, whose containers are counted by the name `resource`."""
+class PodWatch(Reopening):
+    """Sole writer of the pod table, whose containers are counted by the name `resource`.
+
+    `noted` hears of each outage of the API server when it is over.
+    """
 
     def __init__(
         self,
@@ -718,15 +678,14 @@ class PodWatch:
         clock: Clock,
         random: random.Random,
         resource: Cell[str],
+        noted: Callable[[NodeEvent], None] = lambda _: None,
     ) -> None:
-        self.restarts = Tally(
-            "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
-        )
+        super().__init__("pod", "Watches of this node's pods that ended.", random)
         self._api = api
         self._table = table
         self._clock = clock
         self._resource = resource
-        self._watch = Reopening(self.restarts, random)
+        self._noted = noted
         self._version = ""
         """The resource version of the table; empty: a LIST is needed."""
         self._group = asyncio.TaskGroup()
@@ -736,10 +695,10 @@ class PodWatch:
         self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
         self._lag = Lag()
 
+    @override
     async def run(self) -> None:
-        """Keep the table up to date for ever."""
         async with asyncio.TaskGroup() as self._group:
-            self._group.create_task(self._watch.run(self._follow, self._on_error))
+            self._group.create_task(super().run())
             # Count all containers again when the resource name changes, without a request.
             async for _ in self._resource.follow():
                 self._publish()
@@ -791,33 +750,38 @@ class PodWatch:
             self._publish({**self._table.value.pods, pod.uid: pod})
         return pod.uid
 
+    @override
     async def _follow(self) -> None:
-        """Follow one watch to its end; begin with a LIST if there is none to begin from."""
         if not self._version:
             self._apply_list(await self._api.list_pods())
 
         async for change in self._api.watch_pods(self._version):
-            table = self._table.value
-            if table.stale:
-                log.info("pods.followed", version=self._version)
-                self._table.set(
-                    msgspec.structs.replace(table, stale=False, lost_at=None, lost_reason="")
-                )
+            if self._table.value.stale:
+                self._on_return()
             self._apply_change(change)
 
+    def _on_return(self) -> None:
+        table, now = self._table.value, self._clock.now()
+        log.info("pods.followed", version=self._version)
+        if table.lost_at is not None and now - table.lost_at >= OUTAGE:
+            span = f"from {table.lost_at:%Y-%m-%d %H:%M:%S} to {now:%Y-%m-%d %H:%M:%S} UTC"
+            text = f"the API server was away {span}: {table.lost_reason}"
+            self._noted(NodeEvent(AWAY, text, warning=True))
+        self._table.set(msgspec.structs.replace(table, stale=False, lost_at=None, lost_reason=""))
+
+    @override
     def _on_error(self, error: ApiError) -> None:
         before, is_gone = self._table.value, isinstance(error, ApiGone)
         table = msgspec.structs.replace(before, stale=True)
         if is_gone:  # no outage: the server answers, but has forgotten what came after the table
             log.info("pods.gone")
         else:
-            table = msgspec.structs.replace(
-                table, lost_at=before.lost_at or self._clock.now(), lost_reason=str(error)
-            )
+            lost_at = before.lost_at or self._clock.now()
+            table = msgspec.structs.replace(table, lost_at=lost_at, lost_reason=str(error))
             if not before.stale:
                 log.warning("pods.lost", err=str(error))
 
-        if is_gone or self._watch.failures % PATIENCE == 0:
+        if is_gone or self.failures % PATIENCE == 0:
             self._version = ""
         self._table.set(table)
 
@@ -836,10 +800,9 @@ class PodWatch:
         if held is not None and _is_newer(held.resource_version, version):
             return  # a GET was newer; later frames follow
 
-        if change.deleted:
-            self._publish(pods, dead=(pod,))
-        else:
-            self._publish({**pods, pod.uid: pod})
+        if not change.deleted:
+            pods[pod.uid] = pod
+        self._publish(pods, dead=(pod,) if change.deleted else ())
 
     def _apply_list(self, found: PodList) -> None:
         """Replace the table by a LIST. A pod that it does not have was deleted.
@@ -871,7 +834,6 @@ class PodWatch:
         """Set the table: `pods` (None: the same as before) and the recently deleted pods."""
         old, now, name = self._table.value, self._clock.now(), self._resource.value
         present = old.pods if pods is None else pods
-
         # Without the fields that tenants can make long, to bound memory.
         slim = (
             msgspec.structs.replace(
@@ -889,14 +851,10 @@ class PodWatch:
             for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in slim))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
-        self._table.set(
-            msgspec.structs.replace(
-                old,
-                pods={uid: pod.asking_by(name) for uid, pod in present.items()},
-                tombstones=tuple(graves.values())[-GRAVES:],
-                synced=old.synced or pods is not None,
-            )
-        )
+        counted = {uid: pod.asking_by(name) for uid, pod in present.items()}
+        latest, synced = tuple(graves.values())[-GRAVES:], old.synced or pods is not None
+        table = msgspec.structs.replace(old, pods=counted, tombstones=latest, synced=synced)
+        self._table.set(table)
 
 
 def _is_newer(version: str, than: str) -> bool:

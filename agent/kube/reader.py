@@ -25,7 +25,6 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiNotFound
 from agent.hami.annotations import is_json_form, read_register
 from agent.kube.client import (
-    LIST_LIMIT_OF_COMMANDS,
     MOST,
     WRITER,
     ApiRequest,
@@ -53,8 +52,6 @@ from agent.ports import Clock
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
 
 JsonObject = Mapping[str, Any]
-PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
-"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -68,10 +65,8 @@ class Taint(msgspec.Struct, frozen=True):
 class ClusterNode(msgspec.Struct, frozen=True):
     """A Node as the schedulers see it.
 
-    - `annotations`: those of HAMi.
-    - `slices`: the allocatable slices that its kubelet offers.
-    - `reported`: when register annotation, cordon or handshake were last written; None if it is not
-      known.
+    `annotations`: those of HAMi. `slices`: the allocatable ones. `reported`: when register
+    annotation, cordon or handshake were last written; None if it is not known.
     """
 
     name: str
@@ -84,7 +79,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
 
 class PodEventView(msgspec.Struct, frozen=True):
-    """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
+    """An Event. `last`: the last time, if it can be read. `about`: its object's name."""
 
     kind: str
     reason: str
@@ -98,9 +93,7 @@ class ListedPod(msgspec.Struct, frozen=True):
     """A pod of a list, with what commands say of it.
 
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
-    - `is_other_plugin`: it is another plugin for NVIDIA GPUs, by its name or component.
-    - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
-    - `shares`: its devices annotation.
+    - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs. `shares`: which.
     - `inits`: how many init containers it has; `has_passed_init`: all have ended well.
     - `owner`: kind and name of the workload that made it.
     """
@@ -111,7 +104,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     phase: str = "Pending"
     is_deleted: bool = False
     is_plugin: bool = False
-    is_other_plugin: bool = False
     uid: str = ""
     chosen: str = ""
     shares: str = ""
@@ -136,12 +128,11 @@ class ListedPod(msgspec.Struct, frozen=True):
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
-    """All parts as they were read, in this order: nodes, holders, quotas, Events.
+    """All parts as they were read at `taken`, in this order: nodes, holders, quotas, Events.
 
-    - `unread`: why a part could not be read; the part is empty then.
-    - `taken`: when the pod was read.
-    - `node_events`: what agents say of its Node, or of all if one does not offer all its GPUs.
-    - `is_own_read`: the pods of its namespace were read, if not those of the cluster.
+    `unread`: why a part could not be read; it is empty then. `node_events`: what agents say of its
+    Node, or of all if one does not offer all its GPUs. `is_own_read`: the pods of its namespace at
+    least were read.
     """
 
     pod: JsonObject
@@ -159,14 +150,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
         return part not in self.unread
 
 
-# Reads metadata.managedFields: which client last changed which annotation of an object.
-
-
 def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
-    """Read who changed which annotation: key, writer, and when the writer last changed something.
-
-    The time is a text (RFC 3339). Malformed parts count as absent.
-    """
+    """Who changed which annotation: key, writer, and when the writer last changed something."""
     return tuple(
         (key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
         for item in objects_in(metadata, "managedFields")
@@ -210,19 +195,15 @@ def decode_cluster_node(node: JsonObject) -> ClusterNode:
 
 
 def decode_quota(quota: JsonObject) -> JsonObject:
-    """Decode a ResourceQuota: its names and limits."""
+    """Cut a ResourceQuota to its names and limits."""
     names = {key: text_in(quota, "metadata", key) for key in ("namespace", "name")}
     return {"metadata": names, "spec": {"hard": inside(quota, "spec", "hard")}}
 
 
 def decode_pod_event(event: JsonObject) -> PodEventView:
     """Decode an Event."""
-    stamps = (
-        text_in(event, "series", "lastObservedTime"),
-        text_in(event, "lastTimestamp"),
-        text_in(event, "eventTime"),
-        text_in(event, "metadata", "creationTimestamp"),
-    )
+    places = ("series", "lastObservedTime"), ("lastTimestamp",), ("eventTime",)
+    stamps = [text_in(event, *keys) for keys in (*places, ("metadata", "creationTimestamp"))]
 
     return PodEventView(
         kind=text_in(event, "type"),
@@ -239,7 +220,6 @@ def decode_listed(pod: JsonObject) -> ListedPod:
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     inits = objects_in(status, "initContainerStatuses")
     codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
-    words = text_in(metadata, "name"), text_in(metadata, "labels", "app.kubernetes.io/component")
     # Labels are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
     paths = (text_in(volume, "hostPath", "path") for volume in objects_in(spec, "volumes"))
@@ -255,7 +235,6 @@ def decode_listed(pod: JsonObject) -> ListedPod:
         phase=text_in(status, "phase") or "Pending",
         is_deleted=bool(metadata.get("deletionTimestamp")),
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
-        is_other_plugin=any(plugin in word for plugin in PLUGINS for word in words),
         uid=text_in(metadata, "uid"),
         chosen=text_in(metadata, "annotations", VGPU_NODE),
         shares=text_in(metadata, "annotations", ALLOCATED),
@@ -290,32 +269,27 @@ class ClusterReader:
         labels: str = "",
         fields: str = "",
     ) -> tuple[T, ...]:
-        """What `read` makes of the objects; `namespace` empty: of the whole cluster.
-
-        `labels`, `fields`: selectors. Raises ApiError.
-        """
+        """What `read` makes of the objects that the selectors find. Raises ApiError."""
         path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
         request = ApiRequest("list", resource, path)
         _, items = await fetch_list(
             self._session,
             request.asking(labelSelector=labels, fieldSelector=fields),
             lambda item: read(read_object(item)),
-            # The server answers for the pods of one node from its cache if it is asked for all.
+            # Asked for all, the server answers for the pods of one node from its cache.
             0 if fields.startswith(OF_NODE) else MOST,
-            LIST_LIMIT_OF_COMMANDS,
         )
         return tuple(items)
 
     async def pod(self, namespace: str, name: str) -> dict[str, dict[str, Any]]:
-        """Get one pod with its metadata, spec and status. Raises ApiNotFound, ApiError."""
+        """Get one pod in its parts. Raises ApiNotFound, ApiError."""
         path = path_of("namespaces", namespace, "pods", name)
         return decode_parts(await self._session.fetch(ApiRequest("get", "pods", path), read_object))
 
     async def node_object(self, name: str) -> JsonObject:
-        """Get one Node with spec and status. Raises ApiNotFound, ApiError."""
-        return await self._session.fetch(
-            ApiRequest("get", "nodes", path_of("nodes", name)), read_object
-        )
+        """Get one Node. Raises ApiNotFound, ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", name))
+        return await self._session.fetch(request, read_object)
 
     async def snapshot(self, namespace: str, name: str, clock: Clock) -> ClusterSnapshot:
         """Read the pod and all parts. A part that cannot be read is named in `unread`.
@@ -362,18 +336,10 @@ class ClusterReader:
             about = "involvedObject.kind=Node" + (f",involvedObject.name={bound}" if bound else "")
             of_nodes = partial(read, "events", decode_pod_event, "events of Nodes")
             said = await of_nodes(namespace=NODE_NAMESPACE, fields=about)
-
-        return ClusterSnapshot(
-            pod,
-            taken,
-            nodes,
-            tuple(holder for holder in holders if holder.chosen),
-            quotas,
-            events,
-            node_events=tuple(event for event in said if event.writer == WRITER),
-            unread=unread,
-            is_own_read=is_own_read,
-        )
+        said = tuple(event for event in said if event.writer == WRITER)
+        holders = tuple(holder for holder in holders if holder.chosen)
+        parts = nodes, holders, quotas, events, unread, said
+        return ClusterSnapshot(pod, taken, *parts, is_own_read=is_own_read)
 
 
 def _is_troubled(node: ClusterNode) -> bool:
@@ -394,14 +360,10 @@ CONTAINER: Final = "agent"
 
 
 class NodeReader(ClusterReader):
-    """Reads what is known of one node with the rights of who asks."""
+    """Reads what is known of one node with the rights of who asks. Methods raise ApiError."""
 
     async def by_agent(self, *words: str) -> bytes:
-        """What a verb of the agent's program says in the agent's pod.
-
-        Raises ApiError: there is no such pod, the account may not run programs in it, or it says
-        nothing.
-        """
+        """What a verb of the agent's program says in the agent's pod."""
         pods = await self.pods(decode_listed, AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
         if not alive:
@@ -416,53 +378,39 @@ class NodeReader(ClusterReader):
         )
 
     async def node(self) -> tuple[NodeView, str] | None:
-        """The Node, and the message of its condition GpuDegraded if it has one.
-
-        None: there is no such Node. Raises ApiError.
-        """
+        """The Node, and the message of its condition GpuDegraded; None: there is no such Node."""
         with contextlib.suppress(ApiNotFound):
-            return await self._session.fetch(
-                ApiRequest("get", "nodes", path_of("nodes", self._node)), _read_degraded
-            )
+            request = ApiRequest("get", "nodes", path_of("nodes", self._node))
+            return await self._session.fetch(request, _read_degraded)
         return None
 
     async def pods(self, read: Callable[[JsonObject], T], labels: str = "") -> tuple[T, ...]:
-        """The pods of the node, as `read` decodes them. `labels`: a selector. Raises ApiError."""
+        """The pods of the node that the selector finds, as `read` decodes them."""
         return await self.read_list("pods", read, labels=labels, fields=OF_NODE + self._node)
 
     async def events(self) -> tuple[PodEventView, ...]:
-        """The Events that agents posted about the Node. Raises ApiError."""
+        """The Events that agents posted about the Node."""
+        about = f"involvedObject.kind=Node,involvedObject.name={self._node}"
         events = await self.read_list(
-            "events",
-            decode_pod_event,
-            namespace=NODE_NAMESPACE,
-            fields=f"involvedObject.kind=Node,involvedObject.name={self._node}",
+            "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about
         )
         return tuple(event for event in events if event.writer == WRITER)
 
     async def granted(self, right: Right) -> bool:
-        """True when this identity has the right; the right is not used. Raises ApiError."""
+        """True when this identity has the right; the right is not used."""
         resource, _, part = right.resource.partition("/")
-        attributes = {
-            "verb": right.verb,
-            "resource": resource,
-            "subresource": part,
-            "name": right.name,
-            "namespace": right.namespace,
-            **({"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}),
-        }
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        answer = await self._session.fetch(
-            ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body), read_object
-        )
+        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
+        attributes |= {"subresource": part, "name": right.name, "namespace": right.namespace}
+        if right.selector:
+            attributes["fieldSelector"] = {"rawSelector": right.selector}
+        head = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        body = {**head, "spec": {"resourceAttributes": attributes}}
+        request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
+        answer = await self._session.fetch(request, read_object)
         return inside(answer, "status").get("allowed") is True
 
     async def get_sight(self, resource: str) -> NodeSight | None:
-        """Get the Node; None: there is none. Raises ApiError."""
+        """Get the Node; None: there is none."""
         try:
             node = await self.node_object(self._node)
         except ApiNotFound:
@@ -520,11 +468,10 @@ OWN: Final = "hami-agent/"
 class NodeLeftovers(msgspec.Struct, frozen=True):
     """What an agent may have left on a Node, and who is there now.
 
-    - `keys`: the annotations that a device plugin or an agent writes.
-    - `degraded`: it has the condition GpuDegraded.
-    - `has_kubelet`: its kubelet reports.
-    - `served`: that kubelet offers the resource, so a device plugin serves it. The kubelet reports
-      the end of a plugin up to 10 s later (nodeStatusUpdateFrequency).
+    - `keys`: the annotations that a device plugin or an agent writes. `degraded`: it has the
+      condition GpuDegraded.
+    - `has_kubelet`: its kubelet reports. `served`: it offers the resource, so a plugin serves it
+      or did up to 10 s ago (nodeStatusUpdateFrequency).
     - `agent`: a pod of an agent that was listed there.
     """
 
@@ -586,10 +533,7 @@ class KubeLeftovers(ClusterReader):
             await api.patch_condition({"type": GPU_DEGRADED, "$patch": "delete"})
 
     async def gpu_pods(self, node: str) -> tuple[str, ...]:
-        """List the unfinished pods of this node that request GPUs, as namespace/name.
-
-        Raises ApiError.
-        """
+        """List the unfinished pods of this node that request GPUs. Raises ApiError."""
         read = partial(decode_pod, resource=self._resource)
         pods = await NodeReader(self._session, node).pods(read)
         return tuple(sorted(pod.title for pod in pods if pod.gpu_containers and not pod.terminal))
@@ -602,13 +546,10 @@ class KubeLeftovers(ClusterReader):
         has_kubelet = conditions.get("Ready", "Unknown") != "Unknown"
         offered = decode_quantity(str(inside(node, "status", "allocatable").get(self._resource, 0)))
 
+        keys = inside(node, "metadata", "annotations")
         return NodeLeftovers(
             text_in(node, "metadata", "name"),
-            tuple(
-                key
-                for key in inside(node, "metadata", "annotations")
-                if key in REPORT or key.startswith(OWN)
-            ),
+            tuple(key for key in keys if key in REPORT or key.startswith(OWN)),
             degraded=GPU_DEGRADED in conditions,
             has_kubelet=has_kubelet,
             served=has_kubelet and (offered or 0) > 0,

@@ -255,14 +255,16 @@ async def look(
     """
     try:
         async with asyncio.timeout(DEADLINE):
-            return await offload.call(_look, sources, last, good)
+            found = await offload.call(_look, sources, last, good)
     except TimeoutError:
         file = sources.file or DEFAULT_FILE
         text = f"{file}, or a file of HAMi's, was not read within {DEADLINE:g} s"
-        refusal = SettingsError(text, remedy="check the file system")
-        if last is not None and str(last.refusal) == str(refusal):
-            return last
-        return SourcesRead(sources, refusal=refusal)
+        found = SourcesRead(sources, refusal=SettingsError(text, remedy="check the file system"))
+
+    # What was read may be less than all: only the same refusal again is no news.
+    if last and (last.sources, str(last.refusal)) == (found.sources, str(found.refusal)):
+        return last
+    return found
 
 
 def _look(sources: Sources, last: SourcesRead | None, good: Sources | None) -> SourcesRead:
@@ -285,10 +287,6 @@ def _look(sources: Sources, last: SourcesRead | None, good: Sources | None) -> S
             plan = make_plan(current)
     except SettingsError as error:
         plan, refusal = None, error
-
-    # What was read may be less than all: only the same refusal again is no news.
-    if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
-        return last
     return SourcesRead(current, plan, refusal)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -33,10 +33,8 @@ from agent.web.server import Page, Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
-
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format, whatever the client accepts."""
-
 KEPT: Final = 0.25
 """Seconds for which a rendered page is reused. Rendering takes the loop 14 ms with 8 GPUs and
 80 containers, so many requests at once would delay the kubelet."""
@@ -44,26 +42,17 @@ KEPT: Final = 0.25
 CONTAINER: Final = ("namespace", "pod", "container")
 SHARE: Final = ("gpu", *CONTAINER)
 """Labels of a container, and of one of its GPUs."""
-
 APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 """The policies that HAMi-core knows; any other text is its default."""
-
-UNKNOWN: Final = "unknown"
-"""The label of a GPU that the driver's event does not name."""
-
 Gauge: TypeAlias = tuple[str, str, Callable[[], float]]
 """The name of a number without the agent's prefix, its text, and what returns it."""
-
 Services: TypeAlias = tuple[Sequence[Tally], Sequence[Histogram], Sequence[Gauge]]
 """The counts, durations and numbers of the services, each name once."""
-
 _Labels: TypeAlias = tuple[str, ...]
 _Named: TypeAlias = Mapping[GpuUuid, str]
 """The label of each GPU."""
-
 _Measured: TypeAlias = Iterator[tuple[_Labels, Mapping[str, float | None]]]
 """The values of the labels, and each number that is measured there; None: it is not known."""
-
 _Sums: TypeAlias = Mapping[str, Mapping[_Labels, float]]
 
 
@@ -157,8 +146,8 @@ _FORMER: Final = {
 """The name that a family had up to and including 0.1.0. The next release serves both."""
 
 
-def _of_node(facts: StatusFacts, labels: _Named, counted: Collection[str]) -> _Measured:
-    """The agent, its checks, and which GPU each label means: also others that are `counted`."""
+def _of_node(facts: StatusFacts, labels: _Named) -> _Measured:
+    """The agent, its checks, and which GPU each label means."""
     yield (facts.about.version,), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
@@ -174,10 +163,6 @@ def _of_node(facts: StatusFacts, labels: _Named, counted: Collection[str]) -> _M
     for shared in facts.inventory.gpus:
         gpu, numa = shared.gpu, "" if shared.gpu.numa is None else str(shared.gpu.numa)
         yield (labels[gpu.uuid], gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), {"gpu_info": 1}
-
-    # A row or a count may name a GPU that left the inventory: it has no other label.
-    for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
-        yield (uuid, uuid, "", "", "", ""), {"gpu_info": 1}
 
 
 def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
@@ -258,7 +243,7 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
             given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
             keeper = "none" if pod and pod.unkept(holder.container) else "hami-core"
             policy = given.lower() if given in APPLIED else "default"
-            yield (*name, keeper if pod else UNKNOWN, policy), {"container_limits_info": 1}
+            yield (*name, keeper if pod else "unknown", policy), {"container_limits_info": 1}
 
         if use is None:
             continue
@@ -300,16 +285,12 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
 
 ZONE: Final = "vGPU"
 """The value of HAMi's label `zone`."""
-
 UUID_LENGTH: Final = 40
 """Characters of a UUID, as HAMi cuts it."""
-
 TYPE_PREFIX: Final = "NVIDIA-"
 """Before every name, also before one that begins with it. The register annotation differs."""
-
 WHOLE: Final = 2**64
 """HAMi's sums are of 64 bits without a sign."""
-
 _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "data", "offset")}
 """The labels of a measure beside those of its GPU or container."""
 
@@ -392,16 +373,11 @@ class AgentCollector(Collector):
 
         # The newest row of each holder: the agent has not seen yet that the other pod is gone.
         newest = dict(sorted(given, key=lambda one: one[1].answered_at))
-        counted = {str(uuid) for _, row in given for uuid in row.gpus}
-        for tally in tallies:
-            if "gpu" in tally.labels:
-                counted.update(values[tally.labels.index("gpu")] for values, _ in tally.items())
-
         uses = filter(None, (facts.used(row.key) for row in running))
         states = Counter(use.state for use in uses)
         sums = _summed(
             itertools.chain(
-                _of_node(facts, labels, counted),
+                _of_node(facts, labels),
                 _of_gpus(facts, labels),
                 (((one.value,), {"container_regions": states[one]}) for one in RegionState),
                 _of_rows(facts, labels, given),

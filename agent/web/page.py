@@ -20,13 +20,10 @@ from agent.kit.units import Column
 from agent.status import StatusDocument
 
 HTML: Final = "text/html; charset=utf-8"
-
 ROWS: Final = 300
 """The most rows of a table."""
-
 ENTRIES: Final = 30
 """The most entries of a list."""
-
 LONGEST: Final = 300
 """Characters of one text. A longer one is cut."""
 
@@ -53,7 +50,6 @@ def _hash(content: str) -> str:
 
 STYLE: Final = _asset("page.css")
 SCRIPT: Final = _asset("page.js")
-
 PAGE: Final = _asset("page.html") + "\n"
 """The document; what changes has its place in braces."""
 

@@ -1,9 +1,7 @@
 """The HTTP server for people and Prometheus: its answers, who may read them, its connections.
 
-It is aiohttp's server, on TCP (read-only), a unix socket, or both. What is ours are the limits of
-connections in number and time, the headers of every answer, and errors that repeat nothing of the
-request. All answers are made of values in memory; only actions on GPUs wait, and they are served on
-the unix socket alone. The series of `/metrics` are in `metrics`, and the HTML of `/` in `page`.
+It is aiohttp's server. Ours are the limits of connections in number and time, the headers, and
+errors that repeat nothing of the request. Only actions on GPUs wait, on the unix socket alone.
 """
 
 import asyncio
@@ -35,49 +33,35 @@ from agent.web.runbook import runbook_text
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
 KEPT: Final = 0.5
 """Seconds for which a document is reused."""
-
 JSON: Final = "application/json"
-
 LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names by which a browser on this host may ask."""
-
 REASON_LIMIT: Final = 4096
 """Characters of a failed check's reason."""
-
 CONNECTIONS: Final = 256
 """Connections of each listener; each beyond that closes another."""
-
 SHARE: Final = 32
 """Connections of one address that are safe from another's when full; the kubelet has two."""
-
 HEAD_TIMEOUT: Final = 3.0
 """Seconds for a client to send its request: longer than the kubelet waits for a whole probe."""
-
 ANSWER_TIMEOUT: Final = 30.0
 """Seconds for a client to read the answer."""
-
 LINE_LIMIT: Final = 4096
 """Bytes of the first line of a request."""
-
 RECEIVE_LIMIT: Final = 64 * 1024
 """Bytes after which reading stops: by its own limits aiohttp would keep a head of 1 MB for each
 connection, and more requests behind it."""
 
 STOP_TIMEOUT: Final = 2.0
 """Seconds for open answers at the end."""
-
 TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of one kind."""
-
 AT_ONCE: Final = 32
 """Connections accepted in one turn of the loop, before open ones are read."""
-
 QUEUE: Final = 4096
 """Connections that wait to be accepted, as net.core.somaxconn; the next tries again after 1 s."""
-
 SOCKET_MODE: Final = 0o660
 DIRECTORY_MODE: Final = 0o750
 """Besides the agent's user, the directory's group may ask."""
@@ -93,7 +77,6 @@ HEADERS: Final = {
 
 Page = Callable[[web.BaseRequest], web.Response]
 """Renders one path from values in memory, without waiting."""
-
 Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
 """Answers a POST on the unix socket."""
 
@@ -239,7 +222,7 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
     """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
 
     With `?standby` a standby is ready: an update ends a node's old agent once the new one is. The
-    form is that of Kubernetes: `ok`, or a line for each check if one fails or with `?verbose`.
+    form is that of Kubernetes, also of `?verbose`.
     """
     found = checks()
     if "standby" in request.query:
@@ -265,10 +248,9 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
 
 
 def near(host: str) -> str:
-    """The address of loopback if `host` is a single other address, else empty.
+    """The address of loopback if `host` is a single other address, such as a pod's, else empty.
 
-    In a pod the port is on the pod's address, for probes and Prometheus. `kubectl port-forward`
-    connects to the pod's loopback, and only from there the page and `/api/v1` are read.
+    `kubectl port-forward` connects to it, and only from there the page and `/api/v1` are read.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -319,15 +301,13 @@ async def serve_socket(
     """Serve `pages` at a unix socket for the block; make its directory (0750).
 
     Only here `actions` are served: the kernel identifies the callers. A socket that is there was
-    left by a dead agent: the lock beside it lets one agent run at a time. At the end the file is
-    removed, unless it was replaced. Raises PermissionFault: it cannot be bound.
+    left by a dead agent, as the lock beside it says. Raises PermissionFault: it cannot be bound.
     """
     gate = ConnectionGate(pages, actions)
     try:
         path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-        server = await asyncio.get_running_loop().create_unix_server(
-            gate, path, start_serving=False
-        )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(gate, path, start_serving=False)
         bound = _restrict(path)  # in time: no client can connect before it serves
     except OSError as error:
         raise PermissionFault(

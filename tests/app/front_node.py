@@ -10,7 +10,7 @@ from functools import partial
 from agent.app.agent import NodeAgent, StartFacts
 from agent.app.web import WebDoors
 from agent.cluster import NodeEvent
-from agent.hami.annotations import ReportSettings, report_of
+from agent.hami.annotations import ReportSettings, read_register, report_of
 from agent.kube.client import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup
@@ -116,7 +116,8 @@ class FrontNode:
     def registered(self) -> dict[GpuUuid, tuple[int, bool]]:
         """What schedulers are told: each GPU with its index and its health."""
         report = report_of(self.front.facts.inventory.value, {}, ReportSettings())
-        return {gpu.uuid: (gpu.index, gpu.healthy) for gpu in report.gpus} if report else {}
+        gpus = read_register(report.register) if report else ()
+        return {gpu.uuid: (gpu.index, gpu.healthy) for gpu in gpus}
 
     @property
     def reasons(self) -> list[str]:

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from agent.allocate.match import UnlockedPods
 from agent.cluster import BIND_PHASE, MUTEX_LOCK
-from agent.hami.annotations import encode_node_lock
 from agent.ledger import Row
 from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.scheduler.verbs import encode_node_lock
 from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE

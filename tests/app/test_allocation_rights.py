@@ -90,7 +90,7 @@ async def test_the_unused_lock_of_a_deleted_pod_gives_none_that_was_created_with
         story.world.create_stray("train", Shape((Box(mib=12000),), forged=12000))
 
         await story.failed("train", "HA-2005")
-        assert "without nodeName" in story.message("train")
+        assert "without spec.nodeName" in story.message("train")
         await story.until(lambda: story.bind_phase("train") == PHASE_FAILED)
 
 
@@ -202,7 +202,7 @@ async def test_a_pod_that_names_its_node_itself_is_refused(scheduler, beside):
         story.world.create_stray("forger", Shape((INIT, APP), forged=3000), scheduler)
 
         await story.failed("forger", "HA-2005")
-        assert "without nodeName" in story.message("forger")
+        assert "without spec.nodeName" in story.message("forger")
         if beside:
             await story.running("owner")
 
@@ -228,7 +228,7 @@ async def test_forged_annotations_of_a_request_that_hami_drops_are_worth_nothing
         assert story.world.edit("forger", groups)
 
         await story.failed("forger", "HA-3006")
-        assert "cannot count 3221225472 MiB" in story.message("forger")
+        assert "cannot count the 3221225472 MiB" in story.message("forger")
 
 
 async def edited(story: AllocationStory, shape: Shape, text: str) -> None:

@@ -10,16 +10,18 @@ import pytest
 
 from agent.cli.main import dispatch
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
-from agent.hami.annotations import RegisteredGpu, encode_register
+from agent.hami.annotations import RegisteredGpu, encode_json
 from agent.kube.objects import KubeApi
 from tests.builders import G1, G2, NODE
 from tests.fakes.kubeworld import ModelWorld, model_world
 
 pytestmark = pytest.mark.looptime(False)
 
-REPORT = encode_register(
-    RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
-    for index, uuid in enumerate((G1, G2))
+REPORT = encode_json(
+    [
+        RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
+        for index, uuid in enumerate((G1, G2))
+    ]
 )
 
 

@@ -223,7 +223,6 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
         assert "a" == (await rig.explain(*words)).data["namespace"]
     rig.kubeconfig.write_text(text)
     assert "a" == (await rig.explain("p")).data["namespace"]
-    assert 2 == (await rig.explain("a/p", "-n", "b")).code
     assert 2 == (await rig.explain("a/b/c")).code
 
 

@@ -121,6 +121,7 @@ IDLE = msgspec.structs.replace(HELD, last_kernel=NOON - 50 * HOUR)
 LATE = msgspec.structs.replace(HELD, pod="train-1", last_kernel=NOON - HOUR)
 BUSY = msgspec.structs.replace(HELD, pod="train-2", last_kernel=NOON - dt.timedelta(minutes=59))
 FULL = Check(name="state", ok=False, text="the disk is full")
+SAID = Check("offer", ok=False, text="no slice is on offer: the disk is full", required=False)
 DOWN = Check(name="api", ok=False, required=False, text="the watch is down")
 
 
@@ -143,7 +144,7 @@ ILL = StatusDocument(
         profiles=("h100-pool", "test"),
         memory_scaling=None,  # not known
         lock=LockStatus(since=NOON - dt.timedelta(seconds=4), holder="llm/train-7"),
-        checks=(FULL, DOWN, Check(name="gpu_health", ok=False, text="GPU 1 is bad")),
+        checks=(FULL, SAID, DOWN, Check(name="gpu_health", ok=False, text="GPU 1 is bad")),
     ),
     gpus=(
         msgspec.structs.replace(WELL, cordoned=True, pci="0000:10:00.0", numa=1),

@@ -324,12 +324,9 @@ async def test_a_check_in_a_pod_that_fails_is_told(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("--node", "a", "--resource", "r"),
-            "--resource-name: the agent of a has settings of its own",
-        ),
-        (("--node", "a", "--config", "/x"), "--config: the agent of a has settings of its own"),
-        (("--context", "c"), "--context: only --node reads a cluster; give --node NAME"),
+        (("--node", "a", "--resource", "r"), "--resource-name: has no effect with --node"),
+        (("--node", "a", "--config", "/x"), "--config: has no effect with --node"),
+        (("--context", "c"), "--context: has no effect without --node"),
     ],
 )
 def test_an_option_that_the_other_way_to_check_ignores_is_refused(words, said, capsys):

@@ -186,7 +186,7 @@ def counts():
     waits = Histogram("rpc_duration_seconds", "Calls.", ("code",), **named)
     for seconds, code in ((0.25, "OK"), (4.0, "OK"), (1.0, "UNKNOWN")):
         waits.labels(code).observe(seconds)
-    gauge = ("hook_available_inodes", "Free inodes.", lambda: float("inf"))
+    gauge = ("directories_kept", "Kept.", lambda: float("inf"))
     errors = Tally("checkpoint_errors", "Failed writes.")
     return (xids, started, errors), (waits,), (gauge,)
 

@@ -15,13 +15,14 @@ from aiohttp import web
 from yarl import URL
 
 from agent.cli.main import dispatch
-from agent.hami.annotations import RegisteredGpu, encode_node_lock, encode_register, encode_stamp
+from agent.hami.annotations import RegisteredGpu, encode_json, encode_stamp
 from agent.kit.timing import SystemClock
 from agent.model import GpuUuid
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.verbs import encode_node_lock
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
@@ -59,7 +60,7 @@ def a_gpu(uuid: str, index: int = 0, memory_mib: int = 16_000, **more: Any) -> R
 
 
 def report_of(*gpus: RegisteredGpu) -> str:
-    return encode_register(gpus)
+    return encode_json(gpus)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agent.hami.annotations import RegisteredGpu, encode_register
+from agent.hami.annotations import RegisteredGpu, encode_json
 from agent.model import GpuUuid
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
@@ -20,18 +20,20 @@ REGISTER = "hami.io/node-nvidia-register"
 
 
 def register_of(*uuids: str, healthy: bool = True) -> str:
-    return encode_register(
-        RegisteredGpu(
-            uuid=GpuUuid(uuid),
-            index=index,
-            split_count=10,
-            registered_mib=16000,
-            core_percent=100,
-            type_name="NVIDIA-Tesla T4",
-            mode="hami-core",
-            healthy=healthy,
-        )
-        for index, uuid in enumerate(uuids)
+    return encode_json(
+        [
+            RegisteredGpu(
+                uuid=GpuUuid(uuid),
+                index=index,
+                split_count=10,
+                registered_mib=16000,
+                core_percent=100,
+                type_name="NVIDIA-Tesla T4",
+                mode="hami-core",
+                healthy=healthy,
+            )
+            for index, uuid in enumerate(uuids)
+        ]
     )
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import math
 import os
 import stat
 import threading
@@ -504,14 +503,3 @@ async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_h
     for most, is_large in ((200_000, False), (90_000, True)):
         monkeypatch.setattr(sizes, "BYTES", most)
         assert is_large == bool(large_directories(hook))
-
-
-async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(dirs, hook):
-    before = await dirs.clear()
-    await leaf_of(dirs, hook)
-    after = await dirs.clear()
-
-    found = os.statvfs(hook)
-    for room in (before, after):
-        assert room.available == pytest.approx(found.f_bavail * found.f_frsize, rel=0.5)
-        assert room.inodes == math.inf or 0 < room.inodes <= found.f_files

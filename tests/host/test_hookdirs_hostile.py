@@ -85,7 +85,7 @@ def test_one_that_is_held_stays_with_what_is_mounted_there_though_it_was_given_a
 
     refused = said(hook, each(leaves, "prepare(wipe=False)"), *identity)
 
-    assert [True] * 2 == ["cannot be used: a container changed" in line for line in refused]
+    assert [True] * 2 == ["changed its own directory, delete the pod" in line for line in refused]
     assert {leaf, *leaves} == set(leaf.parent.iterdir())
     assert [["libvgpu.so"]] * 2 == [names(one) for one in leaves]
 
@@ -413,7 +413,6 @@ except OSError as error:
     print(error.strerror)
 NAME += "-b"
 prepare()
-print(asyncio.run(dirs.clear()).available < 2**20)
 print(os.stat(hook / "vgpu").st_dev != os.stat(hook).st_dev)
 """
 
@@ -451,5 +450,5 @@ def test_the_documented_file_system_of_its_own_is_all_that_a_container_can_fill(
 
     assert ["prepared", "No space left on device"] == lines[:2]
     assert lines[2] == "prepared" or lines[2].endswith("[HA-5003]")
-    assert ["True", "True"] == lines[3:]
+    assert ["True"] == lines[3:]
     assert [] == list((hook / "vgpu").iterdir())

@@ -167,11 +167,12 @@ TOKENS = "t{}".format
     ],
     ids=["empty", "one", "more than asked", "same token", "same objects", "full", "long names"],
 )
-async def test_a_list_without_end_is_given_up(tmp_path: Path, answer: Any):
+async def test_a_list_without_end_is_given_up(tmp_path: Path, monkeypatch, answer: Any):
+    monkeypatch.setattr(client, "LIST_LIMIT", 1 << 22)
     async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
         for most in (MOST, 0):
             with pytest.raises(ApiError, match="the list has no end: after") as said:
-                await fetch_list(session, NODES, bytes, most, 1 << 22)
+                await fetch_list(session, NODES, bytes, most)
 
     assert "check the API server and the proxies before it" in str(said.value)
 

@@ -202,7 +202,7 @@ async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
 
 
 def degraded(*, status: bool, message: str = "GPU 1 is bad") -> NodeCondition:
-    return NodeCondition("GpuDegraded", status, "NotServed", message, NOON)
+    return NodeCondition(status, "NotServed", message, NOON)
 
 
 async def test_a_condition_is_created_and_replaced_and_the_others_stay(tmp_path: Path):

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from agent.wire.v1 import (
     TopologyInfo,
 )
 from agent.wire.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
-from agent.witness import FILE_NAME, KubeletRecordsFile, PodResourcesWitness
+from agent.witness import FILE_NAME, PodResourcesWitness, read_records
 from tests.fakes.offload import Inline
 from tests.fakes.unix_grpc import dialled_in_vain, served
 
@@ -374,12 +375,12 @@ async def test_an_answer_that_is_no_message_is_an_error(
 
 
 async def test_of_an_absent_torn_or_unreadable_file_nothing_is_known(tmp_path):
-    records = KubeletRecordsFile(tmp_path, Inline())
-    assert None is await records.read(RESOURCE)
+    records = partial(read_records, tmp_path, Inline())
+    assert None is await records(RESOURCE)
     (tmp_path / FILE_NAME).write_bytes(b'{"Data":')
-    assert None is await records.read(RESOURCE)
+    assert None is await records(RESOURCE)
 
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / FILE_NAME).mkdir()
 
-    assert None is await records.read(RESOURCE)
+    assert None is await records(RESOURCE)

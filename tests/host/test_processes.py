@@ -77,7 +77,7 @@ def test_when_the_cgroup_of_the_pod_is_gone_no_process_lives_whatever_is_searche
 def test_it_stays_gone_in_rounds_in_which_another_container_of_the_pod_is_asked_about(node):
     cgroup = node.container([7])
     node.container([8], name="b" * 64, mounted=SIDE)
-    assert {7} == node.alive(7)
+    assert {7} == node.alive(7, 8)
     shutil.rmtree(cgroup.parent)
 
     node.processes.begin([MAIN, SIDE])

@@ -27,7 +27,7 @@ from agent.kube.objects import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import EditSettings, KubeletEpoch, Ledger
 from agent.model import Inventory, SliceId, SliceList
-from agent.ports import Clock, Containers, KubeletRecords, NodeApi, PodApi, Witness
+from agent.ports import Clock, Containers, NodeApi, PodApi, RecordsReader, Witness
 from agent.reconcile import Reconcile
 from agent.report import ReportCells, Reporter
 from agent.settle import Settlement
@@ -66,7 +66,7 @@ class AgentServices:
         self,
         state: StateService,
         api: LifeApi,
-        kubelet: tuple[Witness, KubeletRecords, Containers],
+        kubelet: tuple[Witness, RecordsReader, Containers],
         hooks: HostHookDirs,
         *,
         inventory: Cell[Inventory],
@@ -157,7 +157,7 @@ class AgentLife(AgentServices):
             self.api,
             (
                 LifeWitness(MachineBooks(host, step)),
-                MachineRecords(host, step),
+                MachineRecords(host, step).read,
                 MachineRuntime(host, step),
             ),
             LifeHooks(host, step),

@@ -16,15 +16,7 @@ from agent import settle as core_settlement
 from agent import settle as settlement
 from agent.allocate import match as matching
 from agent.allocate import service
-from agent.allocate.match import (
-    UNREAD,
-    Candidate,
-    Evidence,
-    Grant,
-    ListPods,
-    LookAtPod,
-    exactly_one,
-)
+from agent.allocate.match import UNREAD, Ask, Candidate, Evidence, Grant, Question, exactly_one
 from agent.allocate.match import decide as decide_truly
 from agent.allocate.room import RoomClaim
 from agent.allocate.service import Inquiry
@@ -162,7 +154,7 @@ def dead_containers_in_the_way() -> Mutant:
 
     def only_one(found: tuple[Candidate, ...], evidence: Evidence) -> object:
         known = matching.admitted(found, evidence)
-        if len({each.pod.key for each in known}) > 1 and ListPods in evidence.asked:
+        if len({each.pod.key for each in known}) > 1 and Ask.PODS in evidence.asked:
             raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
         return exactly_one(found, evidence)
 
@@ -245,8 +237,8 @@ def returning_names_not_looked_at() -> Mutant:
 
     def decide(evidence: Evidence) -> object:
         step = decide_truly(evidence)
-        while isinstance(step, LookAtPod):
-            key = step.key
+        while isinstance(step, Question) and step.ask is Ask.POD:
+            (key,) = step.pods
             seen = evidence.table.named(*key)
             uids = {**evidence.pod_uids, key: seen.uid if seen else None}
             evidence = msgspec.structs.replace(evidence, pod_uids=uids)

@@ -19,13 +19,12 @@ from agent.cluster import (
     TO_ALLOCATE,
     VGPU_NODE,
 )
-from agent.hami.annotations import encode_node_lock
 from agent.model import Share
 from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.kubelet.podloop import RUN_SECONDS
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, encode_node_lock
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import Json, StatusError
 from tests.builders import NODE, a_uuid

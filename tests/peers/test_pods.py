@@ -141,7 +141,7 @@ async def test_a_pod_whose_init_container_alone_has_a_gpu_is_refused_with_the_se
     await until_bind_phase(cluster, "init-only", annotations.PHASE_FAILED)
 
     assert "UnexpectedAdmissionError" == status["reason"]
-    assert "set allocation.unlockedPods to scheduled" in status["message"]
+    assert "choose another allocation.unlockedPods" in status["message"]
 
 
 @pytest.mark.parametrize("policy", ["scheduled", "unique"])
@@ -487,7 +487,7 @@ async def test_a_pod_that_was_created_with_its_node_takes_over_no_lock_of_its_na
         assert await lock_held(cluster)
 
     status = await until_failed(cluster, "heir")
-    assert "without nodeName" in status["message"]
+    assert "without spec.nodeName" in status["message"]
     assert "[HA-2005]" in status["message"]
     await until_unlocked(cluster, 60.0)
     await run_next(cluster)

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.hami.annotations import encode_node_lock
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
+from agent.sandbox.scheduler.verbs import encode_node_lock
 from tests.process.agent_process import comes, offers, run
 from tests.process.doctored_node import ACCOUNT, SLICES, a_node, doctored, edit, faults, token_of
 

@@ -470,7 +470,6 @@ async def test_no_token_is_in_a_log_line_or_a_page():
                 "/api/v1/settings",
                 "/readyz?verbose",
                 "/metrics",
-                "/version",
                 "/nothing",
             )
         ]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from agent.hami.annotations import encode_node_lock
 from agent.kube.reader import ClusterNode, ListedPod, Taint
 from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation
+from agent.sandbox.scheduler.verbs import encode_node_lock
 from tests.fakes.explain_rig import LOCK
 from tests.sandbox import explained
 from tests.sandbox.explained import NOW, Json, a_holder, a_node, event

@@ -48,7 +48,7 @@ class _Booked:
 
 
 class TracedKubelet:
-    """Witness, KubeletRecords and Containers. `can_get`: it is 1.34 or later."""
+    """Witness, RecordsReader and Containers. `can_get`: it is 1.34 or later."""
 
     def __init__(self, all_ids: Iterable[str], *, can_get: bool = True) -> None:
         self._can_get = can_get

@@ -36,7 +36,7 @@ def traced_agent(trace: Trace, api: TracedApi, kubelet: TracedKubelet) -> AgentS
     agent = AgentServices(
         StateService(disk=_Disk(), recovered=State(), boot_id="boot"),
         api,
-        (kubelet, kubelet, kubelet),
+        (kubelet, kubelet.read, kubelet),
         FakeHookDirs(),
         inventory=Cell(_inventory(trace)),
         epoch=Cell[KubeletEpoch | None](KubeletEpoch(7, int(trace.begin * 1e9))),

@@ -4,6 +4,7 @@ Source: HAMi v2.7.1 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/devic
 GetNodeDevices, pkg/device/devices.go:CheckHealth.
 """
 
+import contextlib
 import datetime as dt
 import enum
 import json
@@ -11,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -22,8 +23,6 @@ from agent.hami.annotations import (
     WHAT,
     Int32,
     Int64,
-    MigProfile,
-    Placement,
     RegisteredGpu,
     decode_register_colon,
     is_json_form,
@@ -52,6 +51,22 @@ _PLACE: Final = re.compile(r"\$\[(\d+)\]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
+_Uint32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class _Placement(msgspec.Struct, frozen=True):
+    start: _Uint32 = 0
+    size: _Uint32 = 0
+
+
+class _MigProfile(msgspec.Struct, frozen=True):
+    name: str = ""
+    memoryMB: Int32 = 0  # noqa: N815 -- HAMi's name
+    core: Int32 = 0
+    sliceCount: _Uint32 = 0  # noqa: N815
+    placements: tuple[_Placement, ...] = ()
+
+
 class _MigTemplate(msgspec.Struct, frozen=True):
     name: str = ""
     core: Int32 = 0
@@ -67,6 +82,7 @@ class _PairPoints(msgspec.Struct, frozen=True):
 class _UnreadOfGpu(msgspec.Struct, frozen=True):
     """Fields of HAMi's struct that the agent does not use; 2.10 does not decode the last one."""
 
+    migProfiles: tuple[_MigProfile, ...] = ()  # noqa: N815 -- HAMi's name
     migtemplate: tuple[tuple[_MigTemplate | None, ...] | None, ...] = ()
     devicevendor: str = ""
     custominfo: dict[str, Any] = {}
@@ -80,7 +96,7 @@ def _fold(key: str) -> str:
 
 _NAMES: Final = {
     _fold(field.encode_name): field.encode_name
-    for struct in (RegisteredGpu, MigProfile, Placement, _MigTemplate, _PairPoints, _UnreadOfGpu)
+    for struct in (RegisteredGpu, _MigProfile, _Placement, _MigTemplate, _PairPoints, _UnreadOfGpu)
     for field in msgspec.structs.fields(struct)
 }
 """The names of all fields by their folded form."""
@@ -162,8 +178,38 @@ def _number(text: str) -> float:
 
 REQUESTING: Final = "Requesting"
 DELETED: Final = "Deleted"
+_WORDS: Final = ("Reported", REQUESTING, DELETED)
+"""An agent's or plugin's: the report is new. The scheduler's: it read the report and waits; nobody
+answered, and the node's GPUs are dropped."""
 _STALE: Final = dt.timedelta(seconds=60)
 _STAMP: Final = "%Y-%m-%d %H:%M:%S"
+
+
+_HANDSHAKE: Final = re.compile(
+    r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
+    r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
+    r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
+)
+
+
+def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
+    """Decode the word at the beginning of the text, and the time after it; None: it has none.
+
+    The time is naive if the text names no zone: a scheduler writes its local time without it, and
+    those of v2.4 have dots in the date. Schedulers act on the word even without a valid time.
+    Raises MalformedText: the text begins with none of the words.
+    """
+    word = next(filter(text.startswith, _WORDS), "")
+    if not word:
+        words = ", ".join(_WORDS)
+        raise MalformedText(f"handshake {cap(text)!r} begins with none of {words}")
+
+    stamp = None
+    if match := _HANDSHAKE.fullmatch(text.removeprefix(word)):
+        date = match["date"].replace(".", "-")
+        with contextlib.suppress(ValueError):
+            stamp = dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
+    return word, stamp
 
 
 class Version(enum.Enum):

@@ -6,6 +6,7 @@ requests are HAMi's, because each waits in the client's queue.
 """
 
 import asyncio
+import datetime as dt
 import random
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,7 @@ import structlog
 from agent import cluster as annotations
 from agent.cluster import NodeLock
 from agent.errors import MalformedText
-from agent.hami.annotations import TYPE_WORD, decode_node_lock, encode_node_lock
+from agent.hami.annotations import TYPE_WORD, decode_node_lock, encode_stamp
 from agent.kit.tasks import Backoff
 from agent.model import Share
 from agent.ports import Clock
@@ -49,6 +50,11 @@ LAYOUT: Final = "2006-01-02T15:04:05Z07:00"
 """How Go writes the form of a lock's time."""
 log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
+
+
+def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
+    """Encode a lock as the scheduler does, in whole seconds of UTC."""
+    return f"{encode_stamp(stamp)},{namespace},{name}"
 
 
 def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:

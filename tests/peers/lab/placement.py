@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent import cluster as annotations
-from agent.hami.annotations import encode_node_lock
 from agent.model import Share
-from agent.sandbox.scheduler.verbs import placement_patch
+from agent.sandbox.scheduler.verbs import encode_node_lock, placement_patch
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster

@@ -96,8 +96,6 @@ WELL: Final[Series] = {
     one("allocation_mismatches_total"): steady(0),
     one("allocation_unconfirmed"): steady(0),
     one("directories_kept"): steady(0),
-    one("hook_available_bytes"): steady(1e11),
-    one("hook_available_inodes"): steady(1e6),
     USED: steady(2e9),
     IDLE: steady(60),
     **compute(0.3),
@@ -196,12 +194,6 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "directories are kept": fires(
         "HamiAgentDirectoriesKept", 60, {one("directories_kept"): steady(1)}
     ),
-    "bytes are short": fires(
-        "HamiAgentHookDiskLow", 10, {one("hook_available_bytes"): steady(1e6)}
-    ),
-    "inodes are short": fires(
-        "HamiAgentHookDiskLow", 10, {one("hook_available_inodes"): steady(100)}
-    ),
     "a door cannot open": fires("HamiAgentDegraded", 30, {degraded("web_socket"): steady(1)}),
     "a container is idle and keeps memory": fires(
         "HamiAgentIdleHolder", 61, {IDLE: f"3600+60x{MINUTES}"}
@@ -273,10 +265,6 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     ),
     "plain mode": Situation(
         gone=frozenset({ready("api_synced"), degraded("api"), degraded("report")})
-    ),
-    "the room is not known": Situation({one("hook_available_bytes"): steady("NaN")}),
-    "the file system has no limit of inodes": Situation(
-        {one("hook_available_inodes"): steady("Inf")}
     ),
 }
 

@@ -124,7 +124,7 @@ class Desk:
             match=Cell(MatchSettings(NODE, unlocked_pods=unlocked)),
             edits=self.edits,
             witness=self.witness,
-            records=self.records,
+            records=self.records.read,
             containers=self.containers,
             hooks=self.hooks,
             refresh=self._refresh,

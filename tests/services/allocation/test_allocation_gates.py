@@ -62,7 +62,7 @@ async def the_kubelet_is_silent() -> Refusal:
 @closes(
     RefusalReason.OUT_OF_TIME,
     "the node's disk did not say in time which pod this is",
-    "check the node and its disk",
+    "check the node's disk",
 )
 async def the_kubelets_file_cannot_be_read() -> Refusal:
     async with a_bound_pod() as desk:
@@ -109,7 +109,7 @@ async def the_api_server_is_away() -> Refusal:
         return await refused(desk.service.allocate(ids(1)))
 
 
-@closes(RefusalReason.OVERLAP, "several containers at once", "asks again for main of pod", POD)
+@closes(RefusalReason.OVERLAP, "several containers at once", "asks again in a few seconds", "")
 async def two_calls_overlap() -> Refusal:
     async with a_bound_pod() as desk:
         await desk.service.allocate(ids(1))

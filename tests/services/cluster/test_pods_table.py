@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
+import re
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
-from agent.cluster import Phase, PodTable
+from agent.cluster import NodeEvent, Phase, PodTable
 from agent.errors import ApiError
 from agent.kit.cell import Cell
 from agent.kube.objects import KEEP, LISTS, LISTS_REFILL, PodWatch
@@ -28,6 +29,7 @@ class PodsRoom:
     pods: PodWatch
     table: Cell[PodTable]
     clock: LoopClock
+    noted: list[NodeEvent]
 
     @property
     def names(self) -> list[str]:
@@ -40,11 +42,11 @@ class PodsRoom:
 
 @contextlib.asynccontextmanager
 async def following(api: FakeApi, *, settle: float = 0.1) -> AsyncIterator[PodsRoom]:
-    table, clock = Cell(PodTable()), LoopClock()
-    pods = PodWatch(api, table, clock, NoChance(), Cell(RESOURCE))
+    table, clock, noted = Cell(PodTable()), LoopClock(), []
+    pods = PodWatch(api, table, clock, NoChance(), Cell(RESOURCE), noted.append)
     async with at_work(pods.run):
         await asyncio.sleep(settle)
-        yield PodsRoom(pods, table, clock)
+        yield PodsRoom(pods, table, clock, noted)
 
 
 @contextlib.asynccontextmanager
@@ -172,6 +174,15 @@ async def test_an_outage_is_shown_and_the_old_pods_stay():
 
         assert not room.table.value.stale
         assert ["one", "two"] == room.names
+        (noted,) = room.noted
+        assert ("ApiServerAway", True) == (noted.reason, noted.warning)
+        assert re.match(r"the API server was away from .* to .* UTC: ", noted.text)
+
+        api.begin_outage()
+        await asyncio.sleep(5)
+        api.end_outage()
+        await asyncio.sleep(60)
+        assert [noted] == room.noted
 
     assert api.calls["watch_pods"] + api.calls["list_pods"] <= 86_400 / 30 + 20
 

@@ -56,7 +56,7 @@ class RowsScene:
             taken=self.taken,
             calls=IdleWaiter(),
             witness=self.witness,
-            records=self.records,
+            records=self.records.read,
             hooks=self.hooks,
             clock=self.clock,
             resource=Cell(RESOURCE),

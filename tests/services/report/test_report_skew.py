@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from agent.hami.annotations import ReportProfile, ReportSettings, report_of
+from agent.hami.annotations import ReportProfile, ReportSettings, read_register, report_of
 from agent.model import Condition, Inventory
 from agent.sandbox.scheduler.registry import Registry, Version
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, an_inventory
@@ -76,7 +76,9 @@ class SkewedScheduler:
         state = self.registry.state(NODE, {})
         report = report_of(inventory, {}, self.room.settings.value)
         assert report is not None
-        return state is not None and [*report.gpus] == [gpu.capacity for gpu in state.gpus]
+        return state is not None and [*read_register(report.register)] == [
+            gpu.capacity for gpu in state.gpus
+        ]
 
     async def seconds_until(self, inventory: Inventory, within: float) -> float:
         """Seconds until the cache says so; the deadline fails the test."""

@@ -15,14 +15,14 @@ from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiNotFound, ApiTh
 from agent.hami.annotations import (
     ReportProfile,
     ReportSettings,
-    decode_handshake,
     decode_register,
     decode_register_colon,
-    encode_register,
+    encode_json,
     registered,
 )
 from agent.model import Condition, Inventory, Link, PciPath
 from agent.report import CONFLICT, SPREAD, TICK
+from agent.sandbox.scheduler.registry import decode_handshake
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START
@@ -39,7 +39,7 @@ def ill(inventory: Inventory, index: int = 0) -> Inventory:
 
 
 def text_of(inventory: Inventory) -> str:
-    return encode_register(registered(inventory))
+    return encode_json(registered(inventory))
 
 
 async def test_a_bare_node_gets_the_inventory_and_loses_the_handshake():
@@ -58,7 +58,7 @@ async def test_a_bare_node_gets_the_inventory_and_loses_the_handshake():
 async def test_an_annotation_of_the_same_meaning_is_left_alone():
     turned = list(reversed(registered(an_inventory())))
     api = FakeApi()
-    api.create_node({REGISTER: encode_register(turned).replace(",", ", ")})
+    api.create_node({REGISTER: encode_json(turned).replace(",", ", ")})
 
     async with reporting(api) as room:
         await room.settled()

@@ -6,13 +6,9 @@ import pytest
 
 from agent.allocate.match import pair_groups
 from agent.errors import MalformedText
-from agent.hami.annotations import (
-    decode_handshake,
-    decode_pod_devices,
-    decode_register,
-    decode_register_colon,
-)
+from agent.hami.annotations import decode_pod_devices, decode_register, decode_register_colon
 from agent.model import GpuUuid, Share, type_name
+from agent.sandbox.scheduler.registry import decode_handshake
 from tests.builders import G1, a_container
 from tests.hami_vectors import Vector, vectors
 from tests.unit.codec.test_pod import groups_of

@@ -7,7 +7,7 @@ from agent.hami.annotations import (
     NodeReport,
     ReportProfile,
     ReportSettings,
-    encode_register,
+    encode_json,
     read_register,
     registered,
     report_of,
@@ -17,7 +17,7 @@ from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
 
 JSON = ReportSettings()
 SCORED = ReportSettings(topology_score=True)
-TEXT = encode_register(registered(an_inventory()))
+TEXT = encode_json(registered(an_inventory()))
 SCORES = (
     f'[{{"uuid":"{a_uuid(0)}","score":{{"{a_uuid(1)}":220}}}},'
     f'{{"uuid":"{a_uuid(1)}","score":{{"{a_uuid(0)}":220}}}}]'

@@ -16,11 +16,10 @@ from agent.hami.annotations import (
     decode_node_lock,
     decode_pod_devices,
     decode_stamp,
-    encode_node_lock,
     held_lock,
 )
 from agent.model import Share
-from agent.sandbox.scheduler.verbs import encode_pod_devices
+from agent.sandbox.scheduler.verbs import encode_node_lock, encode_pod_devices
 from tests.builders import G1, G2, NODE, a_lock, a_share
 from tests.hami_vectors import Vector, cases, vectors
 

@@ -13,15 +13,12 @@ from agent.cluster import TEXT_LIMIT
 from agent.errors import MalformedText
 from agent.hami import annotations as ours
 from agent.hami.annotations import (
-    MigProfile,
     NodeReport,
-    Placement,
     RegisteredGpu,
     ReportProfile,
     ReportSettings,
-    decode_handshake,
     decode_register_colon,
-    encode_register,
+    encode_json,
     encode_register_colon,
     encode_reported,
     encode_scores,
@@ -29,12 +26,15 @@ from agent.hami.annotations import (
     report_of,
 )
 from agent.model import Condition, GpuUuid, Inventory
-from agent.sandbox.scheduler.registry import Version, decode, decode_register, decode_scores
+from agent.sandbox.scheduler.registry import (
+    Version,
+    decode,
+    decode_handshake,
+    decode_register,
+    decode_scores,
+)
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
-
-uint32 = st.integers(*ours.UINT32)
-placements = st.builds(Placement, start=uint32, size=uint32)
 
 
 def gpu_of(device: dict[str, Any]) -> RegisteredGpu:
@@ -48,16 +48,6 @@ def gpu_of(device: dict[str, Any]) -> RegisteredGpu:
         type_name=device.get("type", ""),
         numa=device.get("numa", 0),
         mode=device.get("mode", ""),
-        mig_profiles=tuple(
-            MigProfile(
-                name=profile["name"],
-                memory_mib=profile["memoryMB"],
-                core_percent=profile["core"],
-                slice_count=profile["sliceCount"],
-                placements=tuple(Placement(**place) for place in profile["placements"]),
-            )
-            for profile in device.get("migProfiles", ())
-        ),
         healthy=device.get("health", False),
     )
 
@@ -66,6 +56,7 @@ JSON = "register_decode_json"
 COLON = "register_decode_colon"
 EMPTY = f"{COLON}-017"
 SCORE = "register_encode_json-185"
+NOT_WRITTEN = {SCORE: "another annotation", "register_encode_json-005": "has MIG profiles"}
 DECODED_OTHERWISE = {
     f"{JSON}-028": "a scheduler calls null `no gpu found`: an error here too",
     f"{JSON}-029": "a scheduler calls an empty list `no gpu found`: an error too",
@@ -74,11 +65,9 @@ DECODED_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize(
-    "vector", cases("register_encode_json", without={SCORE: "another annotation"}), ids=str
-)
+@pytest.mark.parametrize("vector", cases("register_encode_json", without=NOT_WRITTEN), ids=str)
 def test_the_text_is_byte_for_byte_what_hami_writes(vector: Vector):
-    assert vector.expected == encode_register([gpu_of(device) for device in vector.given])
+    assert vector.expected == encode_json([gpu_of(device) for device in vector.given])
 
 
 @pytest.mark.parametrize(
@@ -146,8 +135,8 @@ structures = st.recursive(
 )
 def test_any_text_is_read_or_refused_and_nothing_else(text: str):
     for read, write in (
-        (decode_register, encode_register),
-        (ours.decode_register, encode_register),
+        (decode_register, encode_json),
+        (ours.decode_register, encode_json),
         (decode_register_colon, encode_register_colon),
     ):
         try:
@@ -221,7 +210,7 @@ def test_odd_texts_are_read_as_go_reads_them():
 
 
 def test_odd_words_are_written_as_go_writes_them_and_spoil_no_other_gpu():
-    text = encode_register([RegisteredGpu(type_name="a\u2028b\u2029c\td")])
+    text = encode_json([RegisteredGpu(type_name="a\u2028b\u2029c\td")])
     assert r'[{"type":"a\u2028b\u2029c\td"}]' == text
     odd, plain = decode_register_colon(
         encode_register_colon([RegisteredGpu(G1, type_name="A:B,C"), RegisteredGpu(G2)])
@@ -256,7 +245,7 @@ def test_gpus_are_registered_with_all_their_facts_by_index_but_those_never_descr
     ids=["bad", "vanished"],
 )
 def test_a_gpu_that_serves_nobody_stays_in_the_text_without_health(shared):
-    text = encode_register(registered(an_inventory(gpus=[shared])))
+    text = encode_json(registered(an_inventory(gpus=[shared])))
     assert shared.uuid in text
     assert "health" not in text
 
@@ -392,7 +381,7 @@ def test_each_version_reads_its_own_form_whole_and_the_model_reads_what_it_reads
     forms = {"2.7.1": {"colon", "colon-7"}}.get(version, {"json"})
     assert (read is not None) is (text in forms)
     if read and text in set(ReportProfile):
-        assert read == the_report(ReportProfile(text)).gpus
+        assert read == ours.read_register(the_report(ReportProfile(text)).register)
         assert all("nvidia" in gpu.type_name.lower() for gpu in read)
     assert read == decode(TEXTS[text], VERSIONS[version])
 

@@ -6,7 +6,7 @@ import pytest
 from agent.cli.status import observed_status
 from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodTable, Role
 from agent.errors import MalformedText
-from agent.hami.annotations import encode_register, registered
+from agent.hami.annotations import encode_json, registered
 from agent.ledger import Decider, JournalEntry, Ledger
 from agent.model import Condition
 from agent.status import NodeStatus, StatusFacts, envelope, open_envelope, status_of, summary
@@ -28,9 +28,7 @@ from tests.builders import (
 )
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3, name="Tesla T4"), registered_mib=16384)
-NODE = NodeView(
-    "node-1", "u", "1", {REGISTER: encode_register(registered(an_inventory(gpus=[GPU])))}
-)
+NODE = NodeView("node-1", "u", "1", {REGISTER: encode_json(registered(an_inventory(gpus=[GPU])))})
 
 
 def holding(*parts, **more):

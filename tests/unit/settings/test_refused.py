@@ -77,9 +77,9 @@ OWN = [
             ("sharing", "memoryScaling", ".nan", "a number"),
             ("sharing", "memoryScaling", "-1", "0.01 to 10"),
             ("sharing", "filterUUIDs", "4", "a list, found `4`"),
-            ("sharing", "filterIndexes", "[-1]", "GPU indexes, found a list"),
-            ("sharing", "filterIndexes", '["x"]', "GPU indexes, found a list"),
-            ("sharing", "filterIndexes", f'["{200_000 * " "}x"]', "GPU indexes, found"),
+            ("sharing", "filterIndexes", "[-1]", "0 to 1000000, found a list"),
+            ("sharing", "filterIndexes", '["x"]', "a whole number, found a list"),
+            ("sharing", "filterIndexes", f'["{200_000 * " "}x"]', "a whole number, found"),
             ("sharing", "operatingMode", "mi", "one of hami-core, mps, mig"),
             ("sharing", "resourceName", "gpu", "a name like nvidia.com/gpu"),
             ("library", "disableCoreLimit", "maybe", "true or false"),
@@ -163,7 +163,7 @@ NODES = [
     (f'{{"devicesplitcount":{5000 * "1"}}}', "36: "),
     ('{"devicesplitcount":0.5}', "36: sharing.splitCount: expected a whole number, found `0.5`"),
     ('{"enablenumatopology":"yes"}', "38: sharing.numaTopology: expected true or false"),
-    ('{"filterdevices":{"index":[-1]}}', "42: sharing.filterIndexes: expected GPU indexes"),
+    ('{"filterdevices":{"index":[-1]}}', "42: sharing.filterIndexes: expected 0 to"),
     ('{"name":"a","Name":"b"}', "28: the key `name` stands here twice"),
     *(
         (f'{{"nodelabelselector":{json.dumps(selector)}}}', "37: nodelabelselector: expected a lab")

@@ -4,16 +4,12 @@ import msgspec
 import pytest
 
 from agent.allocate.match import (
-    AwaitLock,
-    AwaitOthers,
+    Ask,
     Evidence,
     Grant,
     KubeletStart,
-    ListPods,
-    LookAtNode,
     MatchSettings,
     Question,
-    ReadRecords,
     UnlockedPods,
     decide,
 )
@@ -124,13 +120,13 @@ def knowing(scene: Evidence, *holdings: Holding, absent: tuple[PodView, ...] = (
 
 
 QUESTIONS = {
-    "listed": ListPods,
-    "node_read": LookAtNode,
-    "waited": AwaitLock,
-    "alone": AwaitOthers,
-    "records_read": ReadRecords,
+    "listed": Ask.PODS,
+    "node_read": Ask.NODE,
+    "waited": Ask.LOCK,
+    "alone": Ask.OTHERS,
+    "records_read": Ask.RECORDS,
 }
-UNANSWERED = {"list_failed": ListPods, "node_unread": LookAtNode}
+UNANSWERED = {"list_failed": Ask.PODS, "node_unread": Ask.NODE}
 
 
 def changed(scene: Evidence, **changes: object) -> Evidence:
@@ -166,8 +162,9 @@ def with_bad_gpu(scene: Evidence, condition: Condition = Condition.BAD) -> Evide
 
 
 def ask(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Question | Grant:
-    """One decision."""
-    return decide(changed(scene, count=count, settings=settings))
+    """One decision; of the pods to ask about, the first."""
+    step = decide(changed(scene, count=count, settings=settings))
+    return step if isinstance(step, Grant) else msgspec.structs.replace(step, pods=step.pods[:1])
 
 
 def granted(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Grant:

@@ -5,7 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.allocate.match import AskKubelet, Evidence, KubeletStart, ListPods, ReadRecords
+from agent.allocate.match import Ask, Evidence, KubeletStart, Question, decide
 from agent.cluster import Phase, PodView, Role
 from agent.errors import RefusalReason
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Row
@@ -51,10 +51,10 @@ def scene_of(*pods: PodView, rows: tuple[Row, ...] = (), **options: object) -> E
 
 def asked(scene: Evidence, count: int = 1) -> list[str]:
     """The pods that the kubelet is asked about, in that order; none: the view must be behind."""
-    step = ask(changed(scene, node_read=True), count)
-    if isinstance(step, AskKubelet):
-        return [name for _, name in (step.key, *step.others)]
-    assert step == ListPods()
+    step = decide(changed(scene, node_read=True, count=count))
+    if isinstance(step, Question) and step.ask is Ask.KUBELET:
+        return [name for _, name in step.pods]
+    assert step == Question(Ask.PODS)
     return []
 
 
@@ -184,11 +184,11 @@ def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way()
     )
     pod = pod_with(f"{G1},NVIDIA,3000,30:;")
     scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod))
-    assert ask(scene) == AskKubelet(holder.key)
+    assert ask(scene) == Question(Ask.KUBELET, (holder.key,))
 
     granted(knowing(scene, absent=(holder,)))
     held = knowing(scene, holding(holder, main=f"{G1}-0"))
-    assert ask(held) == ListPods()
+    assert ask(held) == Question(Ask.PODS)
     refused_by(changed(held, listed=True), RefusalReason.MEMORY_EXCEEDED)
 
 
@@ -215,7 +215,7 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone(gpu, is_given_again) 
     if is_given_again:
         assert granted(scene).candidate.row == row
     else:
-        assert ListPods() == ask(changed(scene, listed=False))  # another pod may be asking
+        assert Question(Ask.PODS) == ask(changed(scene, listed=False))  # another pod may be asking
         refused_by(scene, RefusalReason.BAD_GPU)
 
 
@@ -237,11 +237,11 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
     scene = changed(scene, kubelet=KubeletStart(YOUNG, begun=frozenset()))
-    assert ask(scene) == ReadRecords()
+    assert ask(scene) == Question(Ask.RECORDS)
 
     recorded = frozenset(row.key for row in rows[:12])
     scene = changed(scene, recorded=recorded, records_read=True)
-    assert ask(scene) == AskKubelet(pods[12].key)
+    assert ask(scene) == Question(Ask.KUBELET, (pods[12].key,))
     scene = knowing(scene, absent=pods[12:14])
 
     assert granted(knowing(scene, holding(pods[14]))).candidate.row == rows[14]
@@ -253,7 +253,7 @@ def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between
     pods = tuple(msgspec.structs.replace(pod, containers=(ran,)) for pod in many(10))
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
     scene = changed(scene, kubelet=KubeletStart(YOUNG), records_read=True)
-    assert ask(scene) == AskKubelet(pods[0].key)
+    assert ask(scene) == Question(Ask.KUBELET, (pods[0].key,))
 
     refused_by(
         changed(knowing(scene, *map(holding, pods)), listed=True), RefusalReason.MANY_PODS_ADMITTED
@@ -272,7 +272,7 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     scene = changed(scene, kubelet=kubelet, recorded=frozenset(), records_read=True, alive={"r"})
 
     first = knowing(scene, holding(pods[0]))
-    assert ask(first) == AskKubelet(pods[29].key)
+    assert ask(first) == Question(Ask.KUBELET, (pods[29].key,))
     assert granted(knowing(first, absent=pods[29:])).candidate.row == rows[0]
 
 
@@ -281,15 +281,15 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
     owner, before = named_pod(50), named_pod(51, name="train-50")
     strays = tuple(msgspec.structs.replace(pod, annotations={}) for pod in many(30))
     scene = a_scene(owner, *strays, lock=owner, gone=(before,))
-    assert ask(changed(scene, records_read=True)) == AskKubelet(owner.key)
+    assert ask(changed(scene, records_read=True)) == Question(Ask.KUBELET, (owner.key,))
     scene = changed(knowing(scene, holding(owner)), records_read=True)
     assert granted(scene).candidate.pod == owner
 
     started, answered = named_pod(60, containers=(RAN,)), named_pod(61)
     old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
     old = changed(knowing(old, holding(owner)), records_read=True)
-    assert ask(old) == AskKubelet(started.key)
-    assert ask(knowing(old, absent=(started,))) == AskKubelet(answered.key)
+    assert ask(old) == Question(Ask.KUBELET, (started.key,))
+    assert ask(knowing(old, absent=(started,))) == Question(Ask.KUBELET, (answered.key,))
     assert granted(knowing(old, absent=(started, answered))).candidate.pod == owner
 
 
@@ -299,7 +299,7 @@ def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_the
     stray = named_pod(61, created=NOON.replace(hour=13))
     scene = changed(a_scene(*forged, stray), records_read=True)
 
-    assert ask(scene) == AskKubelet(stray.key)
+    assert ask(scene) == Question(Ask.KUBELET, (stray.key,))
     refused_by(
         changed(knowing(scene, holding(stray)), waited=True, node_read=True), RefusalReason.NO_LOCK
     )
@@ -320,7 +320,7 @@ def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kube
 ) -> None:
     scene = knowing(a_scene(pod, lock=pod), answer)
 
-    assert ask(scene) == ListPods()
+    assert ask(scene) == Question(Ask.PODS)
     refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
 
 

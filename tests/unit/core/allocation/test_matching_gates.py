@@ -103,21 +103,21 @@ TABLE = {
         RefusalReason.NO_POD_ADMITTED,
         admitting(POD),
         "7 slice(s)",
-        "create any other again",
+        "Create the pod again",
         pod="",
         count=7,
     ),
     "two are admitted": RefusalCase(
         RefusalReason.MANY_PODS_ADMITTED,
         both_admitted(),
-        "several pods at once",
+        "any of several pods",
         "If this pod is new, create it again",
     ),
     "it was deleted": RefusalCase(
         RefusalReason.POD_DELETED,
         changed(knowing(a_scene(gone=(POD,), lock=POD), holding(POD)), listed=True),
         "was deleted",
-        "controller makes a new one",
+        "create it again",
     ),
     "the lock is another's": RefusalCase(
         RefusalReason.NO_RIGHT,
@@ -126,8 +126,8 @@ TABLE = {
             waited=True,
             node_read=True,
         ),
-        "is placing team-a/train-2",
-        "Create it again with schedulerName",
+        "places team-a/train-2",
+        "create it again with schedulerName",
     ),
     "there is no lock": RefusalCase(
         RefusalReason.NO_LOCK,
@@ -139,7 +139,7 @@ TABLE = {
         RefusalReason.NO_LOCK,
         admitting(named_pod(1, scheduled=False)),
         "was created with its node",
-        "create it again without nodeName",
+        "create it again without spec.nodeName",
     ),
     "the lock names nobody": RefusalCase(
         RefusalReason.NO_LOCK,
@@ -151,7 +151,7 @@ TABLE = {
         RefusalReason.NO_LOCK,
         unlocked(admitting(INIT_ONLY)),
         "holds no node lock",
-        "in an app container too, or ask the operator to set allocation.unlockedPods to scheduled",
+        "in an app container too, or ask the operator to choose another allocation.unlockedPods",
         settings=STRICT,
     ),
     "it asks in an init container alone, and another scheduler bound it": RefusalCase(
@@ -163,8 +163,8 @@ TABLE = {
     "its annotation gives it more than it asks for": RefusalCase(
         RefusalReason.NOT_AS_REQUESTED,
         given(f"{G1},NVIDIA,3000,0:;", containers=(a_container(asks={"mem": 2999, "cores": 30}),)),
-        "requests 2999 MiB and 30 % of the compute of a GPU, but annotation "
-        "hami.io/vgpu-devices-allocated gives it 3000 MiB and all of the compute of GPU-",
+        "requests 2999 MiB and 30 % of the compute, but annotation "
+        "hami.io/vgpu-devices-allocated gives it 3000 MiB and 100 % of GPU-",
         "delete the pod, and its controller makes a new one",
         settings=CHECKED,
     ),
@@ -199,7 +199,7 @@ TABLE = {
     "nothing was written": RefusalCase(
         RefusalReason.NO_ANNOTATION,
         admitting(a_pod(name="train-1", annotations={})),
-        "annotation hami.io/vgpu-devices-allocated is missing",
+        "annotation hami.io/vgpu-devices-allocated names no GPU",
         "schedulerName",
     ),
     "no GPU was written": RefusalCase(
@@ -211,13 +211,13 @@ TABLE = {
     "the request was dropped": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
         admitting(DROPPED),
-        "cannot count 3221225472 MiB",
+        "cannot count the 3221225472 MiB",
         "without a unit",
     ),
     "the request was dropped, and the annotation is forged": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
         given(f"{ONE};{ONE};", containers=(a_container(name="a"), *DROPPED.containers)),
-        "the request of container main",
+        "container main of pod",
         "write nvidia.com/gpumem as a number",
     ),
     "the text cannot be read": RefusalCase(
@@ -290,13 +290,13 @@ TABLE = {
         RefusalReason.MEMORY_EXCEEDED,
         given(f"{G1},NVIDIA,90000,1:;"),
         "90000 MiB of memory promised, and it has 81559 MiB",
-        "create the pod again",
+        "create it again",
     ),
     "compute is short": RefusalCase(
         RefusalReason.CORES_EXCEEDED,
         given(f"{G1},NVIDIA,1,101:;"),
         "101 % of compute promised, and it has 100 %",
-        "create the pod again",
+        "create it again",
     ),
 }
 DECIDED = frozenset(row.gate for row in TABLE.values())

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.allocate.match import AwaitLock, Evidence, LookAtNode, MatchSettings
+from agent.allocate.match import Ask, Evidence, MatchSettings, Question
 from agent.allocate.room import RequestRules
 from agent.cluster import PodView, Role
 from agent.errors import RefusalReason
@@ -72,8 +72,8 @@ def test_the_node_is_read_once_because_hami_after_2_10_takes_a_lock_for_each() -
     lock = a_lock(name=pod.name)
 
     for settings in (SETTINGS, UNIQUE):
-        assert ask(scene, settings=settings) == LookAtNode()  # it waits for no watch
-    assert ask(scene, settings=STRICT) == AwaitLock(pod.key)
+        assert ask(scene, settings=settings) == Question(Ask.NODE)  # it waits for no watch
+    assert ask(scene, settings=STRICT) == Question(Ask.LOCK, (pod.key,))
     for settings in (SETTINGS, UNIQUE, STRICT):
         assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
 

@@ -5,19 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.allocate.match import (
-    UNREAD,
-    AskKubelet,
-    AwaitLock,
-    AwaitOthers,
-    CheckRunning,
-    Evidence,
-    KubeletStart,
-    ListPods,
-    LookAtNode,
-    LookAtPod,
-    rejected_pod,
-)
+from agent.allocate.match import UNREAD, Ask, Evidence, KubeletStart, Question, rejected_pod
 from agent.cluster import Phase, PodTable
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
@@ -52,13 +40,13 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     started = dead_pod(3, annotations={})
     scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
 
-    assert ask(scene) == AskKubelet(started.key)
+    assert ask(scene) == Question(Ask.KUBELET, (started.key,))
     both = knowing(scene, holding(POD), holding(started))
-    assert ask(both) == ListPods()
+    assert ask(both) == Question(Ask.PODS)
     assert granted(changed(both, listed=True, alone=True)).candidate.pod == POD
     unlocked = changed(both, listed=True, lock=None)
-    assert ask(unlocked) == AwaitLock(POD.key)
-    assert ask(changed(unlocked, waited=True)) == LookAtNode()
+    assert ask(unlocked) == Question(Ask.LOCK, (POD.key,))
+    assert ask(changed(unlocked, waited=True)) == Question(Ask.NODE)
     refused_by(changed(unlocked, waited=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
@@ -93,7 +81,7 @@ def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name
     scene = changed(scene, records_read=True, listed=True, alone=True)
     scene = knowing(scene, holding(POD), holding(dead))
 
-    assert ask(scene) == CheckRunning(frozenset({"r"}))
+    assert ask(scene) == Question(Ask.RUNNING, ids=frozenset({"r"}))
     ended = changed(scene, checked=frozenset({"r"}))
     assert granted(ended).candidate.pod == POD
     refused_by(changed(ended, alive={"r"}), RefusalReason.MANY_PODS_ADMITTED)
@@ -109,21 +97,21 @@ def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
     started = msgspec.structs.replace(POD, phase=Phase.RUNNING, containers=(RAN,))
     unseen = knowing(a_scene(started, lock=started), holding(started))
-    assert ask(unseen) == ListPods()
+    assert ask(unseen) == Question(Ask.PODS)
     assert granted(changed(unseen, listed=True)).candidate.pod == started
 
     shown = knowing(a_scene(STRAY, started, lock=started), holding(started))
     shown = changed(shown, listed=True)
 
-    assert ask(shown) == AskKubelet(STRAY.key)
+    assert ask(shown) == Question(Ask.KUBELET, (STRAY.key,))
     both = changed(knowing(shown, holding(STRAY)), waited=True, node_read=True)
     refused_by(both, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
-    assert ask(scene) == AwaitLock(STRAY.key)
-    assert ask(changed(scene, waited=True)) == LookAtNode()
+    assert ask(scene) == Question(Ask.LOCK, (STRAY.key,))
+    assert ask(changed(scene, waited=True)) == Question(Ask.NODE)
 
     error = refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_RIGHT)
 
@@ -136,7 +124,7 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
     rows = tuple(row_of(one, shares=(a_share(uuid=G2),)) for one in others)
     scene = changed(a_scene(POD, *others, rows=rows, lock=POD), records_read=True, listed=True)
     asked = knowing(scene, holding(POD), *map(holding, others))
-    assert ask(asked) == AwaitOthers()
+    assert ask(asked) == Question(Ask.OTHERS)
     assert granted(changed(asked, alone=True)).candidate.pod == POD
     assert granted(changed(asked, known_before={POD.key: True})).candidate.pod == POD
     for names in (None, frozenset({POD.key, others[0].key})):  # that call may be the new pod's
@@ -211,14 +199,14 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company_after_a_list() 
     unlocked = changed(alone, lock=None, listed=True)
     row = row_of(POD)
     again = without_witness(a_scene(POD, rows=(row,), lock=POD))
-    assert ask(alone) == ListPods()
+    assert ask(alone) == Question(Ask.PODS)
     for scene in (alone, again):
         refused_by(changed(scene, list_failed=True), RefusalReason.PODS_UNKNOWN)
     assert granted(changed(alone, listed=True)).candidate.pod == POD
     assert granted(changed(again, listed=True)).candidate.row == row
     # A first answer waits for the lock.
-    assert ask(unlocked) == AwaitLock(POD.key)
-    assert ask(changed(unlocked, waited=True)) == LookAtNode()
+    assert ask(unlocked) == Question(Ask.LOCK, (POD.key,))
+    assert ask(changed(unlocked, waited=True)) == Question(Ask.NODE)
     read = changed(unlocked, waited=True, node_read=True)
     refused_by(read, RefusalReason.NO_LOCK)
     refused_by(changed(read, lock=a_lock(name="other")), RefusalReason.NO_RIGHT)
@@ -258,11 +246,11 @@ def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_u
     for one in (went, taken):
         assert scene.lock.value == granted(one).lock
     spent = a_row(pod_uid=named_pod(9).uid, pod=POD.name, lock=scene.lock.value)
-    assert ask(changed(went, ledger=Ledger((spent,)))) == AwaitLock(POD.key)
+    assert ask(changed(went, ledger=Ledger((spent,)))) == Question(Ask.LOCK, (POD.key,))
     ended = {scene.lock.value: named_pod(9).uid}  # its row is closed already
-    assert ask(changed(went, used_locks=ended)) == AwaitLock(POD.key)
+    assert ask(changed(went, used_locks=ended)) == Question(Ask.LOCK, (POD.key,))
     stray = knowing(changed(went, known={}), holding(STRAY), absent=(POD,))
-    assert ask(stray) == AwaitLock(STRAY.key)
+    assert ask(stray) == Question(Ask.LOCK, (STRAY.key,))
 
 
 def test_where_the_api_server_is_silent_no_record_of_the_kubelet_names_the_pod() -> None:
@@ -293,6 +281,6 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
 
     assert "b" == granted(scene).candidate.container.name
     again = changed(scene, ledger=Ledger((msgspec.structs.replace(row, epoch=OLD_KUBELET),)))
-    assert ask(again) == ListPods()
+    assert ask(again) == Question(Ask.PODS)
     namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
-    assert ask(changed(namesake, recorded=frozenset({row.key}))) == LookAtPod(pod.key)
+    assert ask(changed(namesake, recorded=frozenset({row.key}))) == Question(Ask.POD, (pod.key,))

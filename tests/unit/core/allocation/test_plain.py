@@ -2,17 +2,15 @@
 
 import pytest
 
-from agent.allocate.edits import cache_file
-from agent.allocate.plain import PlainSettings, edits_of, grant
+from agent.allocate.edits import cache_file, container_edits, gpu_edits, grant
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import PLAIN, EditSettings, HookFacts
+from agent.ledger import PLAIN, ContainerKey, EditSettings, HookFacts
 from agent.model import Condition, SliceId, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.unit.core.allocation.plain_scene import UID, ids
 from tests.unit.core.allocation.refusals import check_refusal
 
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so", device_nodes=("/dev/nvidiactl",))
-LIMITED, UNLIMITED = PlainSettings(memory_limits=True), PlainSettings()
 G0, G1 = a_gpu(index=0), a_gpu(index=1)
 MANY = 10_000
 SPLIT = an_inventory(gpus=[a_shared_gpu(gpu=G0, split_count=MANY)])
@@ -67,7 +65,7 @@ REFUSED = {
         f"no id: {text[:3]!r}": (
             (SliceId(text),),
             RefusalReason.UNKNOWN_SLICE,
-            ", which is not the id of a slice",
+            ", no id of a slice",
             "ask the operator",
         )
         for text in ("", "GPU", "-", "x-01", "x--", "\n", "é", "x" * 5000)
@@ -111,7 +109,7 @@ def test_a_gpu_that_does_not_serve_is_refused(inventory, gate, words):
 def test_with_limits_the_answer_is_hami_cores():
     granted = grant((*ids(0, 1), *ids(5, gpu=1)), an_inventory(), ())
 
-    edits = edits_of(UID, granted, LIMITED, EditSettings(), FACTS)
+    edits = container_edits(ContainerKey(UID, PLAIN), granted, EditSettings(), FACTS)
     envs = dict(edits.envs)
     mounts = {one.container_path: one.host_path for one in edits.mounts}
 
@@ -132,11 +130,11 @@ def test_without_limits_the_answer_is_the_gpus_alone_by_every_strategy_that_is_s
     strategies = ("volume-mounts", "cdi-annotations", "cdi-cri")
     settings = EditSettings(device_list_strategies=strategies, pass_device_specs=True, gds=True)
 
-    usual = edits_of(UID, granted, UNLIMITED, EditSettings(), FACTS)
+    usual = gpu_edits(f"{UID}/{PLAIN}", granted, EditSettings(), FACTS)
     assert (("NVIDIA_VISIBLE_DEVICES", G0.uuid),) == usual.envs
     assert ((), (), ()) == (usual.mounts, usual.nodes, usual.annotations)
 
-    edits = edits_of(UID, granted, UNLIMITED, settings, FACTS)
+    edits = gpu_edits(f"{UID}/{PLAIN}", granted, settings, FACTS)
     assert {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_GDS"} == dict(edits.envs).keys()
     mounted = [one.container_path for one in edits.mounts]
     assert [f"/var/run/nvidia-container-devices/{G0.uuid}"] == mounted
