@@ -41,7 +41,7 @@ from agent.cli.main import (
 )
 from agent.cli.output import answer
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import AgentError, ApiError, SettingsError, StateError
+from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, StateError
 from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
 from agent.host.system import LockFile, Worker, host_name
@@ -367,6 +367,8 @@ async def uninstall_everywhere(
             elif node.is_touched:
                 try:
                     await api.clean(node)
+                except ApiNotFound:  # it was deleted meanwhile
+                    continue
                 except ApiError as error:
                     if not error.status:  # each of the others would wait for the API server
                         raise
@@ -408,8 +410,7 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         found = uninstall_here(args, environ)
         if args.all_nodes:
             # No settings are read: a release with invalid settings must be uninstallable. Its Job
-            # has the variables of the agents and no file of theirs: in a pod its own account comes
-            # before KUBECONFIG.
+            # has the variables of the release, so in a pod its own account comes before KUBECONFIG.
             named = Path(given["--kubeconfig"]) if given.get("--kubeconfig") else None
             resource = given.get("--resource-name") or "nvidia.com/gpu"  # the default
             connection = Connection(None, environment=environ)

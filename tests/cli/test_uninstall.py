@@ -260,7 +260,7 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
         (["--selector", "a=b"], {}, 2, "go together"),
         (EVERYWHERE, {}, 3, "give --kubeconfig, set KUBECONFIG"),
         ([*EVERYWHERE, "--kubeconfig", "/none"], {}, 3, "/none: cannot be read"),
-        # In a pod its own account comes before the variable, whose file the Job does not have.
+        # In a pod its own account comes before the variable.
         (
             EVERYWHERE,
             {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "127.0.0.1"},
@@ -313,14 +313,23 @@ async def test_each_node_is_told_before_the_next_is_begun(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ApiForbidden("no right", status=403), 1), (ApiError("silent"), 3)]
+    ("error", "code", "refusal", "failures"),
+    [
+        (ApiForbidden("no right", status=403), 1, "", [("a", "no right"), ("b", "")]),
+        (ApiError("bad gateway", status=502), 1, "", [("a", "bad gateway"), ("b", "")]),
+        (ApiNotFound("gone", status=404), 0, "", [("b", "")]),
+        # Each other Node would wait for it again.
+        (ApiError("silent"), 3, "silent", []),
+    ],
 )
-async def test_a_node_that_fails_is_told_and_only_silence_keeps_the_others(
+async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
     two: ModelWorld,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: ApiError,
     code: int,
+    refusal: str,
+    failures: list[tuple[str, str]],
 ):
     plain = KubeLeftovers.clean
 
@@ -333,16 +342,15 @@ async def test_a_node_that_fails_is_told_and_only_silence_keeps_the_others(
 
     assert code == await everywhere(two, "-o", "json")
 
-    document = json.loads(capsys.readouterr().out)["data"]
-    is_silent = not error.status
-    assert (False, "silent" * is_silent) == (document["ok"], document["refusal"])
-    failures = [(node["node"], node["failure"]) for node in document["nodes"]]
-    assert [("a", str(error)), ("b", "")] * (not is_silent) == failures
-    left = two.store.get("nodes", "", "b")["metadata"]["annotations"]
-    assert (KEPT == left) is not is_silent
-    assert code == await everywhere(two)
     told = capsys.readouterr()
-    assert str(error) in (told.err if is_silent else told.out)
+    document = json.loads(told.out)["data"]
+    assert (code == 0, refusal) == (document["ok"], document["refusal"])
+    assert failures == [(node["node"], node["failure"]) for node in document["nodes"]]
+    assert refusal in told.err
+    is_clean = KEPT == two.store.get("nodes", "", "b")["metadata"]["annotations"]
+    assert bool(failures) == is_clean
+    assert code == await everywhere(two)
+    assert (f"a: something is left: {error}" in capsys.readouterr().out) == (code == 1)
 
 
 async def test_agents_pods_and_plugins_keep_their_nodes(
