@@ -236,6 +236,16 @@ def test_a_fault_of_a_gpu_is_quoted_until_the_agent_says_something_newer_of_it(l
     assert is_quoted is ("GpuUnhealthy: GPU 0 (GPU-a): XID 48" in words(found))
 
 
+def test_a_gpu_that_is_taken_back_and_recovers_in_one_second_is_not_quoted():
+    back = event("GpuUnhealthy", "GPU 0 (GPU-a): it is taken back", 5, AGENT, "n1")
+    well = event("GpuRecovered", "GPU 0 (GPU-a): healthy again", 5, AGENT, "n1")
+    nodes = (a_node("n1", a_gpu("GPU-a", healthy=False), a_gpu("GPU-b", 1, 10)),)
+
+    for events in ((back, well), (well, back)):
+        found = words(told(a_pod(said(REFUSED)), nodes=nodes, node_events=events))
+        assert "it is taken back" not in found
+
+
 @pytest.mark.parametrize(
     ("reason", "change"),
     [

@@ -265,7 +265,12 @@ def agent_events(events: Iterable[PodEventView], about: str = "") -> list[PodEve
 
     One that was taken back is left out. `about`: those of that object alone.
     """
-    newest = sorted(events, key=lambda event: event.last or EPOCH, reverse=True)
+    # Times are whole seconds; a GPU that is taken back is unhealthy and recovers in one.
+    newest = sorted(
+        events,
+        key=lambda event: (event.last or EPOCH, event.reason == "GpuRecovered"),
+        reverse=True,
+    )
     found: dict[tuple[str, str, str], PodEventView] = {}
     for event in newest:
         if event.writer == WRITER and (not about or event.about == about):
