@@ -542,8 +542,10 @@ def _idle(one: AllocationStatus, now: dt.datetime) -> str:
     if any(share.gpu_percent for share in one.shares):
         return "busy"
 
-    # Of HAMi-core's oldest layout, which has no times, nothing more is known either.
-    used = {share.used_mib for share in one.shares} - {None}
+    # Of a lost GPU nothing is known. Of HAMi-core's oldest layout, which has no times, no more.
+    used = {share.used_mib for share in one.shares}
+    if None in used:
+        return UNKNOWN
     return "no use seen" if used == {0} and not one.last_kernel else age(one.last_kernel, now)
 
 

@@ -117,7 +117,8 @@ def test_equal_words_about_several_gpus_are_one_line():
     assert "\nGPUs 4, 5, 1 bad for 4 min: XID 79" in text
 
 
-IDLE = msgspec.structs.replace(HELD, last_kernel=NOON - 50 * HOUR)
+STILL = (msgspec.structs.replace(HELD.shares[0], used_mib=8192, gpu_percent=0),)
+IDLE = msgspec.structs.replace(HELD, shares=STILL, last_kernel=NOON - 50 * HOUR)
 LATE = msgspec.structs.replace(HELD, pod="train-1", last_kernel=NOON - HOUR)
 BUSY = msgspec.structs.replace(HELD, pod="train-2", last_kernel=NOON - dt.timedelta(minutes=59))
 FULL = Check(name="state", ok=False, text="the disk is full")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import datetime as dt
 import hashlib
 import html.parser
 import re
@@ -164,13 +165,21 @@ def test_each_id_is_a_link_to_its_text_of_the_runbook():
 
 
 @pytest.mark.parametrize(
-    ("used", "percent", "idle"),
-    [(None, None, "-"), (0, 0, "no use seen"), (512, 0, "-"), (512, 3, "busy")],
+    ("used", "percent", "ago", "idle"),
+    [
+        # Without a time of the last kernel, as in HAMi-core's oldest layout.
+        (None, None, None, "-"),
+        (0, 0, None, "no use seen"),
+        (512, 0, None, "-"),
+        (512, 3, None, "busy"),
+        (512, 0, 120, "2 min"),
+        (None, None, 120, "-"),  # of a lost GPU: it may have computed until then
+    ],
 )
-def test_idle_says_no_more_than_is_known(used: int | None, percent: int | None, idle: str):
-    """Without a time of the last kernel, as in HAMi-core's oldest layout."""
+def test_idle_says_no_more_than_is_known(used, percent, ago, idle):
     share = msgspec.structs.replace(PAIR[0], used_mib=used, gpu_percent=percent)
-    one = AllocationStatus("ns", "pod", "main", shares=(share,))
+    last = NOON - dt.timedelta(seconds=ago) if ago else None
+    one = AllocationStatus("ns", "pod", "main", shares=(share,), last_kernel=last)
     (row,) = pod_rows(msgspec.structs.replace(UNKNOWN, allocations=(one,)), NOON)
 
     assert idle == row[[column.title for column in POD_COLUMNS].index("IDLE")]
