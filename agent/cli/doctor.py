@@ -72,7 +72,8 @@ MEANS: Final[Mapping[str, str]] = {
     "P-SETTINGS": "the agent does not start, or shares otherwise than they say",
     "P-HAMI": "GPUs are shared by other settings than those of HAMi's release",
     # An agent that runs goes on offering GPUs that do not answer.
-    "P-DRIVER": f"{NO_OFFER} (GPUs of a driver that hangs are offered for health.driverHang more)",
+    "P-DRIVER": "no new pod gets a GPU (if the driver hangs: after health.driverHang); "
+    "pods that run go on",
     "P-GPU": OF_ONE_GPU,
     "P-CDI": "no new pod gets such a GPU; pods that run go on",
     "P-WITNESS": SERVED,
@@ -658,7 +659,7 @@ async def _agent(seen: NodeSeen) -> AsyncIterator[Finding]:
         alike[gpu.condition in SEVERE, gpu.serving, said].append(gpu.name)
 
     for (is_severe, serving, said), names in alike.items():
-        subject, each = ("GPUs", "each ") if len(names) > 1 else ("GPU", "")
+        subject, each = ("GPUs", "each ") if len(names) > 1 else ("GPU", "it ")
         means = "new pods still get this GPU" if serving else OF_ONE_GPU
         verdict: Verdict = "wrong" if is_severe else "note"
         subject = f"{subject} {', '.join(names)}"

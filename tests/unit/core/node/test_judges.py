@@ -214,22 +214,19 @@ SILENT = Finding("P-AGENT", "wrong", "/s", "no agent answers")
                 failed("gpu_health", "GPU 1 is lost"),
                 gpus=(gpu("lost", text="it is gone: reboot", action="reboot", serving=False),),
             ),
-            [
-                "P-GPU wrong GPU 1 is lost: it is gone: reboot|no new pod gets this GPU|--by pod",
-                READY,
-            ],
+            ["P-GPU wrong GPU 1 it is lost: it is gone: reboot|pod gets this GPU|--by pod", READY],
         ),
         (
             answer(gpus=(gpu("unmonitored", cause="released", serving=False),)),
-            ["P-GPU note GPU 1 is released: released|no new pod gets this GPU", READY],
+            ["P-GPU note GPU 1 it is released: released|no new pod gets this GPU", READY],
         ),
         (
             answer(gpus=(gpu("unmonitored", text="no events"), gpu("ok"))),
-            ["P-GPU note GPU 1 is unmonitored: no events|new pods still get", READY],
+            ["P-GPU note GPU 1 it is unmonitored: no events|new pods still get", READY],
         ),
         (
             answer(gpus=(gpu("unmonitored"), replace(gpu("unmonitored"), index=2), gpu("lost"))),
-            ["P-GPU note GPUs 1, 2 each is unmonitored: ", "P-GPU wrong GPU 1 is lost: ", READY],
+            ["P-GPU note GPUs 1, 2 each is unmonitored: ", "P-GPU wrong GPU 1 it is lost: ", READY],
         ),
         (
             answer(lock=LockStatus(since=None, holder="?")),
