@@ -133,7 +133,7 @@ def promises(gpus: int, split_count: int) -> Mapping[str, str]:
         "annotation": f"the register annotation names {gpus} healthy GPUs",
         **_placing(),
         "too-big.pending": "a pod that cannot fit stays Pending with a reason",
-        "requests": "each GPU pod costs two writes, one read for each answer and one more",
+        "requests": "each GPU pod costs two writes, at most one read for each answer and one more",
         "used": "the metrics say what each container uses of its GPUs",
         "xid.allocatable": f"one GPU is gone: {rest} allocatable",
         "xid.annotation": "the register annotation shows it as unhealthy",
