@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from agent import inventory, reconcile, report, settle, usage, witness
-from agent.allocate import edits, service
+from agent.allocate import edits, plain, service
 from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
@@ -293,7 +293,7 @@ class NodeAgent:
         allocation: service.Allocation
         if settings.plain is not None:
             table, adopt = Cell(PodTable(synced=True)), None
-            allocation = service.PlainAllocation(
+            allocation = plain.PlainAllocation(
                 commit=state.commit,
                 say=say,
                 noted=self.refused,
