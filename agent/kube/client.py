@@ -381,8 +381,11 @@ class KubeSession:
         *,
         observes: bool = False,
     ) -> None:
-        text = "Requests to the API server by the code of the answer (none: no answer)."
-        self.requests = Tally("api_requests_total", text, ("verb", "resource", "code"))
+        self.requests = Tally(
+            "api_requests_total",
+            "Requests to the API server by the code of the answer (none: no answer).",
+            ("verb", "resource", "code"),
+        )
         self.random = random
         self._connection = connection
         self._program = program

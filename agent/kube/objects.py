@@ -427,8 +427,11 @@ class EventPoster:
     """
 
     def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
-        text = "Events by outcome; only create and update were written to the API server."
-        self.posted = Tally("events_total", text, ("reason", "outcome"))
+        self.posted = Tally(
+            "events_total",
+            "Events by outcome; only create and update were written to the API server.",
+            ("reason", "outcome"),
+        )
         self._session = session
         self._node = node
         self._clock = clock
@@ -522,8 +525,8 @@ SPREAD = 4.0
 class Reopening:
     """One watch that is opened again and again; `restarts` counts why each was over."""
 
-    def __init__(self, kind: str, text: str, random: random.Random) -> None:
-        self.restarts = Tally(f"{kind}_watch_restarts_total", text, ("reason",))
+    def __init__(self, restarts: Tally, random: random.Random) -> None:
+        self.restarts = restarts
         self.failures = 0
         """How many watches broke or ended too early since the last healthy one."""
         self._random = random
@@ -582,7 +585,10 @@ class NodeWatch(Reopening):
     """
 
     def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
-        super().__init__("node", "Watches of this Node that ended.", random)
+        restarts = Tally(
+            "node_watch_restarts_total", "Watches of this Node that ended.", ("reason",)
+        )
+        super().__init__(restarts, random)
         self.returns = Cell(0)
         self.labels: Cell[Mapping[str, str] | None] = Cell(None)
         self._api = api
@@ -680,7 +686,10 @@ class PodWatch(Reopening):
         resource: Cell[str],
         noted: Callable[[NodeEvent], None] = lambda _: None,
     ) -> None:
-        super().__init__("pod", "Watches of this node's pods that ended.", random)
+        restarts = Tally(
+            "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
+        )
+        super().__init__(restarts, random)
         self._api = api
         self._table = table
         self._clock = clock
@@ -765,7 +774,7 @@ class PodWatch(Reopening):
         log.info("pods.followed", version=self._version)
         if table.lost_at is not None and now - table.lost_at >= OUTAGE:
             span = f"from {table.lost_at:%Y-%m-%d %H:%M:%S} to {now:%Y-%m-%d %H:%M:%S} UTC"
-            text = f"the API server was away {span}: {table.lost_reason}"
+            text = f"the API server could not be followed {span}: {table.lost_reason}"
             self._noted(NodeEvent(AWAY, text, warning=True))
         self._table.set(msgspec.structs.replace(table, stale=False, lost_at=None, lost_reason=""))
 

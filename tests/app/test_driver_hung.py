@@ -172,7 +172,7 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
     ("changed", "why"),
     [
         ({"filter_indexes": frozenset({0, 1})}, "is filtered out by the settings"),
-        ({"mode": "mig"}, "is not shared: the settings name mig as this node's operating mode"),
+        ({"mode": "mig"}, "is not shared: sharing.operatingMode is mig, which is not shared yet"),
         (None, "is not on the node any more"),
     ],
 )

@@ -45,7 +45,7 @@ async def test_a_gpu_is_served_as_soon_as_it_is_awake(stub_driver, stub, count, 
             await until(lambda: len(node.served) == count)
             await until(lambda: "gpus_answering" not in said(front))
 
-    assert 1 == waking["gpus_answering"].count("it may still be initialising")
+    assert 1 == waking["gpus_answering"].count("it initialises for seconds")
     silent, _, _ = waking["gpus_answering"].partition(": no answer")
     assert count - 1 <= silent.count("index ")  # where one wakes after the other, any is the first
     told = [line["err"] for line in lines if line["event"] == "inventory.gpu_left_out"]
@@ -62,7 +62,8 @@ async def test_readiness_tells_a_waking_gpu_from_a_missing_driver(stub_driver, s
         waking = said(front)["inventory"]
 
     assert waking.startswith(
-        "the driver answers; GPU index 0: no answer in time; it may still be initialising"
+        "the driver answers; GPU index 0: no answer in time; without the persistence daemon it "
+        "initialises for seconds, then it is shared"
     )
 
 
@@ -100,4 +101,4 @@ async def test_a_gpu_that_never_wakes_is_named_and_the_driver_is_not_said_to_be_
 
     assert found.said.startswith("driver 999.1, 0 GPUs: it describes none; ")
     assert all(f"GPU index {n}: no answer in time" in found.said for n in range(3))
-    assert "it may still be initialising" in found.said
+    assert "it initialises for seconds" in found.said

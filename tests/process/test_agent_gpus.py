@@ -136,7 +136,7 @@ async def test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked():
 
         code, text, _ = await verb(cluster, "recheck", "1")
         assert 1 == code
-        for words in ("not served", "[H-048]", "needed: a reset of the GPU"):
+        for words in ("not served", "reset it or reboot the node [H-048]"):
             assert words in text
         code, text, _ = await verb(cluster, "recheck", "1", "-o", "json")
         assert ("bad", "reset") == (

@@ -15,6 +15,7 @@ from agent.errors import ApiError, ApiGone
 from agent.hami.annotations import former_locks
 from agent.inventory import RecentlyRegistered
 from agent.kit.cell import Cell
+from agent.kit.timing import Tally
 from agent.kube.objects import NodeWatch, Reopening
 from agent.model import Inventory
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
@@ -253,7 +254,7 @@ LATER, SOON = ApiError("later", retry_after=100), ApiError("soon", retry_after=0
     ],
 )
 def test_the_next_watch_is_opened_after(chance, steps, failures):
-    watch = Reopening("node", "Watches that were over.", chance)
+    watch = Reopening(Tally("over_total", "Watches that were over.", ("reason",)), chance)
 
     assert [delay for *_, delay in steps] == [watch.delay(*step) for *step, _ in steps]
     assert failures == watch.failures
