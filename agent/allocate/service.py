@@ -134,7 +134,7 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     to_do = "ask the operator to check the node's disk and hook path."
     if step is AllocateStep.MATCH and isinstance(error, TimeoutError):
         what = "The kubelet or the node's disk did not say in time which pod this is"
-        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; {to_do}")
+        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; ask the operator to check both.")
     reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
     if step in _CANNOT:
         return Refusal(RefusalReason.HOST_DIRECTORY, f"{_CANNOT[step]} ({reason}); {to_do}")
