@@ -140,8 +140,8 @@ class AllocationStatus(Document, frozen=True):
 
     - `confirmed`: the present kubelet has recorded the answer; `mismatched`: with other GPUs.
     - `ended`: it runs no more, and its share counts no more in what is promised.
-    - `last_kernel`: when a process or a kernel of it last started on a GPU. `unread`: why its use
-      is not known. `unkept`: why nothing keeps its limits.
+    - `last_kernel`: when a process or a kernel of it last started on a GPU; None: none was seen.
+      `unread`: why its use is not known. `unkept`: why nothing keeps its limits.
     """
 
     namespace: str
@@ -542,8 +542,9 @@ def _idle(one: AllocationStatus, now: dt.datetime) -> str:
     if any(share.gpu_percent for share in one.shares):
         return "busy"
 
-    is_read = any(share.used_mib is not None for share in one.shares)
-    return "no use yet" if is_read and one.last_kernel is None else age(one.last_kernel, now)
+    # Of HAMi-core's oldest layout, which has no times, nothing more is known either.
+    used = {share.used_mib for share in one.shares} - {None}
+    return "no use seen" if used == {0} and not one.last_kernel else age(one.last_kernel, now)
 
 
 def notices(found: StatusDocument, now: dt.datetime, *, refused: bool = True) -> Iterator[Notice]:

@@ -137,6 +137,9 @@ DRIVER_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 1.0
 """Between two scans."""
 
+KUBELET_WITHIN: Final = 15.0
+"""Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
+
 READ_WITHIN: Final = 60.0
 """Seconds. HAMi's schedulers look at a Node every 15 s."""
 
@@ -723,7 +726,7 @@ async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
     row: Row = (node is None, "wrong", "the API server knows no such Node")
     yield judged("P-NODE", f"Node {settings.node}", "exists", row)
     if node is not None and seen.agent is not None:
-        yield judge_offer(node, settings.sharing.resource)
+        yield judge_offer(node, settings.sharing.resource, now)
         yield judge_report(node, settings.report.profile, now)
 
 
@@ -748,17 +751,19 @@ async def _rights(seen: NodeSeen, reader: NodeReader, server: str) -> Finding:
     )
 
 
-def judge_offer(node: NodeSight, resource: str) -> Finding:
+def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
     """Judge allocatable against the healthy slices of the register annotation."""
     offered, gpus = node.allocatable, read_register(node.annotations.get(REGISTER))
     healthy = sum(gpu.split_count for gpu in gpus if gpu.healthy)
     said = f"{offered}, and the register annotation has {healthy} healthy slices"
+    age = node.age(now)
+    verdict: Verdict = "note" if age is not None and age < KUBELET_WITHIN else "wrong"
     return judged(
         "P-OFFER",
         f"allocatable {resource} of Node {node.name}",
         f"{offered} = healthy {healthy} (capacity {node.capacity})",
         (not gpus, "wrong", f"{offered}, and no register annotation that can be read"),
-        (offered != healthy, "wrong", said),
+        (offered != healthy, verdict, said),
     )
 
 

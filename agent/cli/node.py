@@ -17,7 +17,14 @@ from urllib.parse import quote
 import msgspec
 
 from agent.cli.config import add_settings, flags, looked, sources, started
-from agent.cli.connections import add_cluster, add_socket, call, connection_of, open_session
+from agent.cli.connections import (
+    IN_CLUSTER,
+    add_cluster,
+    add_socket,
+    call,
+    connection_of,
+    open_session,
+)
 from agent.cli.main import (
     NOT_FOUND,
     OK,
@@ -34,7 +41,7 @@ from agent.cli.main import (
 )
 from agent.cli.output import answer
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import AgentError, ApiError, SettingsError, StateError
+from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, StateError
 from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
 from agent.host.system import LockFile, Worker, host_name
@@ -360,7 +367,11 @@ async def uninstall_everywhere(
             elif node.is_touched:
                 try:
                     await api.clean(node)
+                except ApiNotFound:  # it was deleted meanwhile
+                    continue
                 except ApiError as error:
+                    if not error.status:  # each of the others would wait for the API server
+                        raise
                     failure = str(error)
             else:
                 continue
@@ -398,10 +409,13 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     async def work() -> None:
         found = uninstall_here(args, environ)
         if args.all_nodes:
-            # No settings are read: a release with invalid settings must be uninstallable.
+            # No settings are read: a release with invalid settings must be uninstallable. Its Job
+            # has the variables of the release, so in a pod its own account comes before KUBECONFIG.
             named = Path(given["--kubeconfig"]) if given.get("--kubeconfig") else None
             resource = given.get("--resource-name") or "nvidia.com/gpu"  # the default
-            connection = connection_of(named, "", environ)
+            connection = Connection(None, environment=environ)
+            if named or IN_CLUSTER not in environ:
+                connection = connection_of(named, "", environ)
             found = uninstall_everywhere(connection, resource, args.namespace, args.selector)
 
         async for node in found:

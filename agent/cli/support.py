@@ -29,7 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "bundle",
         description="Writes an archive for support: status with the refusals and changes of the "
-        "last 24 hours, settings with origins, readiness, metrics and version. `status --from` "
+        "last 24 hours, settings with origins, readiness and metrics. `status --from` "
         "reads it. It names pods, GPUs and files, but has no token, no environment of a container "
         "and no log. Exits 3 if no agent answers, and 5 if a part is missing.",
         epilog="example: hami-agent bundle --file node-1.tgz",

@@ -774,7 +774,7 @@ class PodWatch(Reopening):
         log.info("pods.followed", version=self._version)
         if table.lost_at is not None and now - table.lost_at >= OUTAGE:
             span = f"from {table.lost_at:%Y-%m-%d %H:%M:%S} to {now:%Y-%m-%d %H:%M:%S} UTC"
-            text = f"the API server was away {span}: {table.lost_reason}"
+            text = f"the API server could not be followed {span}: {table.lost_reason}"
             self._noted(NodeEvent(AWAY, text, warning=True))
         self._table.set(msgspec.structs.replace(table, stale=False, lost_at=None, lost_reason=""))
 

@@ -260,7 +260,13 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
         (["--selector", "a=b"], {}, 2, "go together"),
         (EVERYWHERE, {}, 3, "give --kubeconfig, set KUBECONFIG"),
         ([*EVERYWHERE, "--kubeconfig", "/none"], {}, 3, "/none: cannot be read"),
-        (EVERYWHERE, {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}, 3, "this is not a pod"),
+        # In a pod its own account comes before the variable.
+        (
+            EVERYWHERE,
+            {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "127.0.0.1"},
+            3,
+            "this is not a pod",
+        ),
     ],
 )
 def test_what_all_nodes_need(
@@ -306,12 +312,24 @@ async def test_each_node_is_told_before_the_next_is_begun(
     assert [f"a: {removed}", f"a: {removed}b: {removed}"] == seen[:2]
 
 
-@pytest.mark.parametrize("error", [ApiForbidden("no right", status=403), ApiError("silent")])
+@pytest.mark.parametrize(
+    ("error", "code", "refusal", "failures"),
+    [
+        (ApiForbidden("no right", status=403), 1, "", [("a", "no right"), ("b", "")]),
+        (ApiError("bad gateway", status=502), 1, "", [("a", "bad gateway"), ("b", "")]),
+        (ApiNotFound("gone", status=404), 0, "", [("b", "")]),
+        # Each other Node would wait for it again.
+        (ApiError("silent"), 3, "silent", []),
+    ],
+)
 async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
     two: ModelWorld,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: ApiError,
+    code: int,
+    refusal: str,
+    failures: list[tuple[str, str]],
 ):
     plain = KubeLeftovers.clean
 
@@ -322,15 +340,17 @@ async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
 
     monkeypatch.setattr(KubeLeftovers, "clean", clean)
 
-    assert 1 == await everywhere(two, "-o", "json")
+    assert code == await everywhere(two, "-o", "json")
 
-    document = json.loads(capsys.readouterr().out)["data"]
-    assert (False, "") == (document["ok"], document["refusal"])
-    failures = [(node["node"], node["failure"]) for node in document["nodes"]]
-    assert [("a", str(error)), ("b", "")] == failures
-    assert KEPT == two.store.get("nodes", "", "b")["metadata"]["annotations"]
-    assert 1 == await everywhere(two)
-    assert f"a: something is left: {error}" in capsys.readouterr().out
+    told = capsys.readouterr()
+    document = json.loads(told.out)["data"]
+    assert (code == 0, refusal) == (document["ok"], document["refusal"])
+    assert failures == [(node["node"], node["failure"]) for node in document["nodes"]]
+    assert refusal in told.err
+    is_clean = KEPT == two.store.get("nodes", "", "b")["metadata"]["annotations"]
+    assert bool(failures) == is_clean
+    assert code == await everywhere(two)
+    assert (f"a: something is left: {error}" in capsys.readouterr().out) == (code == 1)
 
 
 async def test_agents_pods_and_plugins_keep_their_nodes(

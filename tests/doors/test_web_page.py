@@ -17,15 +17,18 @@ from agent.cluster import MUTEX_LOCK, NodeView
 from agent.node import Check
 from agent.status import (
     GPU_COLUMNS,
+    POD_COLUMNS,
     AllocationStatus,
     GpuStatus,
     LockStatus,
     NodeStatus,
     ShareStatus,
     StatusDocument,
+    pod_rows,
     status_of,
 )
 from agent.web.page import ENTRIES, ROWS, page_html
+from agent.web.runbook import runbook_text
 from agent.web.server import HEADERS, KEPT, reading_pages, stands_by
 from tests.builders import NOON
 from tests.doors.page_facts import busy
@@ -147,6 +150,30 @@ def test_no_text_of_the_cluster_becomes_markup_or_hides_in_it(evil):
         list(given) for _, given in tree.elements
     ]
     assert [] == [char for char in found if not char.isprintable() and char != "\n"]
+
+
+def test_each_id_is_a_link_to_its_text_of_the_runbook():
+    found = html_of(busy(gpus=2, each=2, text='"><HA-4002> of XID 79 [H-079]'))
+    links = [given["href"] for tag, given in HtmlTree(found).elements if tag == "a"]
+    ids = {link.removeprefix("runbook/") for link in links if link.startswith("runbook/")}
+
+    assert {"HA-4002", "H-079"} <= ids
+    assert all(runbook_text(name).startswith(name) for name in ids)
+    link = '<a href="runbook/HA-4002">HA-4002</a>'
+    assert f"&quot;&gt;&lt;{link}&gt; of XID 79" in found
+
+
+@pytest.mark.parametrize(
+    ("used", "percent", "idle"),
+    [(None, None, "-"), (0, 0, "no use seen"), (512, 0, "-"), (512, 3, "busy")],
+)
+def test_idle_says_no_more_than_is_known(used: int | None, percent: int | None, idle: str):
+    """Without a time of the last kernel, as in HAMi-core's oldest layout."""
+    share = msgspec.structs.replace(PAIR[0], used_mib=used, gpu_percent=percent)
+    one = AllocationStatus("ns", "pod", "main", shares=(share,))
+    (row,) = pod_rows(msgspec.structs.replace(UNKNOWN, allocations=(one,)), NOON)
+
+    assert idle == row[[column.title for column in POD_COLUMNS].index("IDLE")]
 
 
 def distinct(entries, times):

@@ -9,6 +9,7 @@ from agent import errors
 from agent.app.main import OS_ERROR
 from agent.cli.doctor import CHECKS
 from agent.cli.main import VERBS, parser_of
+from agent.kube.objects import AWAY
 from agent.sandbox.explain.placement import ADVICE
 from agent.web.runbook import entries
 from tests.shape import tree
@@ -82,7 +83,7 @@ def test_the_runbook_explains_every_fault_of_a_gpu():
 
 
 def test_the_verb_runbook_has_every_id_that_the_product_prints():
-    printed = {*(gate.value for gate in errors.RefusalReason), *explained(), *CHECKS, "H-NNN"}
+    printed = {*(gate.value for gate in errors.RefusalReason), *explained(), *CHECKS, "H-NNN", AWAY}
 
     assert [] == sorted(printed - entries().keys())
 

@@ -176,7 +176,7 @@ async def test_an_outage_is_shown_and_the_old_pods_stay():
         assert ["one", "two"] == room.names
         (noted,) = room.noted
         assert ("ApiServerAway", True) == (noted.reason, noted.warning)
-        assert re.match(r"the API server was away from .* to .* UTC: ", noted.text)
+        assert re.match(r"the API server could not be followed from .* to .* UTC: ", noted.text)
 
         api.begin_outage()
         await asyncio.sleep(5)

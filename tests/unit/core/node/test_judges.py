@@ -89,7 +89,7 @@ JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
 
 
 def offer(allocatable: int, sight: NodeSight = REPORT) -> Finding:
-    return doctor.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu")
+    return doctor.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu", NOON)
 
 
 def handshake(text: str, profile: ReportProfile, sight: NodeSight = REPORT) -> Finding:
@@ -106,6 +106,8 @@ SCHEDULER: list[Case] = [
     (offer(20), ["P-OFFER ok"]),
     (offer(12), ["P-OFFER wrong|12, and the register annotation has 20 healthy"]),
     (offer(30), ["P-OFFER wrong"]),
+    (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
+    (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER wrong"]),
     (offer(5, UNREADABLE), ["P-OFFER wrong|5, and no register annotation that can be read"]),
     (handshake("Deleted_x\x1b", JSON), ["P-REPORT wrong|dropped this node's GPUs"]),
     (handshake("Deleted_x", COLON), ["P-REPORT wrong|dropped this node's GPUs"]),
