@@ -555,7 +555,7 @@ def notices(found: StatusDocument, now: dt.datetime, *, refused: bool = True) ->
     yield from _gpu_notices(found, now)
 
     failing = [check for check in found.node.checks if not check.ok and check.name not in OF_GPUS]
-    said = {check.text for check in failing}
+    said = {check.text for check in failing if check.text}
     for check in failing:
         if check.text.partition(": ")[2] not in said:  # `offer` repeats why the disk fails
             word, grade = ("not ready", "bad") if check.required else ("degraded", "watch")
