@@ -68,10 +68,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("pod", metavar="POD", help=told)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
-    name, told = (
-        SchedulerSettings().scheduler_name,
-        "name of HAMi's scheduler (default %(default)s)",
-    )
+    name = SchedulerSettings().scheduler_name
+    told = "name of HAMi's scheduler (default %(default)s)"
     parser.add_argument("--scheduler-name", default=name, metavar="NAME", help=told)
     add_output(parser)
 
