@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cli.connections import add_socket, call
-from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, VERBS, NotThere, Subparsers, fail, parser_of
+from agent.cli.main import VERBS, Exit, NotThere, Subparsers, fail, parser_of
 from agent.kit.timing import SystemClock
 from agent.kit.units import by_number
 from agent.web.runbook import entries, runbook_text
@@ -73,14 +73,14 @@ def _runbook(args: argparse.Namespace) -> int:
         known = entries()
         width = max(map(len, known))
         sys.stdout.writelines(f"{name:<{width}}  {title}\n" for name, (title, _) in known.items())
-        return OK
+        return Exit.OK
 
     try:
         sys.stdout.write(runbook_text(args.id))
     except LookupError as error:
         raise NotThere(error.args[0]) from error
 
-    return OK
+    return Exit.OK
 
 
 # The archive.
@@ -122,13 +122,13 @@ def _bundle(args: argparse.Namespace) -> int:
                 archive.addfile(member, io.BytesIO(content))
     except OSError as error:
         said = f"{path} cannot be written: {error.strerror}; choose another --file"
-        return fail("bundle", said, UNWRITTEN)
+        return fail("bundle", said, Exit.UNWRITTEN)
 
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
     for said in missing:
-        fail("bundle", said, INCOMPLETE)
+        fail("bundle", said, Exit.INCOMPLETE)
 
-    return INCOMPLETE if missing else OK
+    return Exit.INCOMPLETE if missing else Exit.OK
 
 
 # Completion.
@@ -170,7 +170,7 @@ def _complete(args: argparse.Namespace) -> int:
     words = args.words[args.words[:1] == ["--"] :]
     found = "".join(f"{word}\n" for word in may_follow(words)) if words else SCRIPTS[args.shell]
     sys.stdout.write(found)
-    return OK
+    return Exit.OK
 
 
 def may_follow(words: Sequence[str]) -> Iterable[str]:
