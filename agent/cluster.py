@@ -170,6 +170,16 @@ class PodView(msgspec.Struct, frozen=True):
         return any(each.has_run or each.running_id is not None for each in self.containers)
 
     @property
+    def is_past_init(self) -> bool:
+        """Whether all ordinary init containers have succeeded, even if they run again.
+
+        If an app container was created they have, although the kubelet can lose their states.
+        """
+        return any(each.has_run for each in self.containers if each.role is Role.APP) or all(
+            each.succeeded for each in self.containers if each.role is Role.INIT
+        )
+
+    @property
     def gpu_containers(self) -> tuple[ContainerView, ...]:
         """The containers that request slices of the agent's resource, in admission order."""
         return tuple(c for c in self.containers if c.count > 0)

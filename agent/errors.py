@@ -199,7 +199,8 @@ class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
     """An Allocate is answered with an error on purpose.
 
     `sentence` tells the pod's owner what is wrong and what to do. str() adds the id and appears in
-    the pod's status. Transient refusals become UNAVAILABLE, the others FAILED_PRECONDITION.
+    the pod's status. Transient refusals become UNAVAILABLE, those of a malformed request
+    INVALID_ARGUMENT, the others FAILED_PRECONDITION.
     """
 
     def __init__(self, gate: RefusalReason, sentence: str) -> None:

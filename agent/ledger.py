@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodKey, PodTable, PodUid, Role
+from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodKey, PodTable, PodUid, PodView, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import (
@@ -315,6 +315,14 @@ class Row(msgspec.Struct, frozen=True):
             return True
         pod = table.pods.get(self.key.pod_uid)
         return pod is not None and not pod.terminal
+
+    def counts(self, pod: PodView | None) -> bool:
+        """Whether it takes room while it is live. `pod` is None if it is not in the pod table."""
+        return self.role is not Role.INIT or pod is None or not pod.is_past_init
+
+    def takes_room(self, table: PodTable) -> bool:
+        """Whether its container has not ended for good, so that its share counts."""
+        return self.is_live(table) and self.counts(table.pods.get(self.key.pod_uid))
 
     def is_booked_by(self, epoch: KubeletEpoch) -> bool:
         """Whether this kubelet instance has booked the answer."""

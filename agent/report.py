@@ -11,7 +11,6 @@ from typing import Final, Literal, NoReturn
 import msgspec
 import structlog
 
-from agent.allocate.room import takes_room
 from agent.cluster import (
     CORDON,
     HANDSHAKE,
@@ -281,7 +280,7 @@ async def follow_gpus(
         if said is not None:
             explained = {fault.gpu for fault in left_out.value}
             # A row stays for a while after its pod has ended.
-            rows = (row for row in ledger.value.rows if takes_room(row, pods.value))
+            rows = (row for row in ledger.value.rows if row.takes_room(pods.value))
             for event in gpu_events(said, found, Ledger(tuple(rows)), explained):
                 say(event)
         said = found if found.generation else None  # before, the driver was not asked

@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from agent.allocate.room import promised, takes_room
+from agent.allocate.room import promised
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
 from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_node_lock
@@ -281,7 +281,7 @@ def standing_of(facts: StatusFacts) -> tuple[JournalEntry, ...]:
 def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     closed = read_cordon(facts.node.annotations.get(CORDON) if facts.node else None)
-    living = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
+    living = [row for row in facts.ledger.rows if row.takes_room(facts.pods)]
     # Where the scheduler chose the GPUs, the kubelet's ids do not name them. All others work on
     # what the kubelet booked; ids that several rows have count once.
     placed = [row for row in living if row.decided_by is Decider.SCHEDULER and row.shares]
@@ -335,7 +335,7 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
 
 def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
     """What one container holds and uses. What one used that runs no more is not said."""
-    ended = not takes_room(row, facts.pods)
+    ended = not row.takes_room(facts.pods)
     pod, kubelet = facts.pods.pods.get(row.key.pod_uid), facts.kubelet
     confirmed = row.is_booked_by(kubelet) if kubelet else None
     if kubelet and row.answered_at < kubelet.since and facts.now - kubelet.since < READ_AGAIN:
@@ -557,7 +557,7 @@ def notices(found: StatusDocument, now: dt.datetime, *, refused: bool = True) ->
     yield from _gpu_notices(found, now)
 
     failing = [check for check in found.node.checks if not check.ok and check.name not in OF_GPUS]
-    said = {check.text for check in failing}
+    said = {check.text for check in failing if check.text}
     for check in failing:
         if check.text.partition(": ")[2] not in said:  # `offer` repeats why the disk fails
             word, grade = ("not ready", "bad") if check.required else ("degraded", "watch")

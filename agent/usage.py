@@ -18,7 +18,6 @@ from typing import Final, NoReturn
 import msgspec
 import structlog
 
-from agent.allocate.room import takes_room
 from agent.cluster import PodTable
 from agent.errors import StateError
 from agent.hami.region import (
@@ -522,7 +521,7 @@ class ContainerUsage:
         rows = {
             row.directory: row
             for row in self._ledger.value.rows
-            if row.directory and takes_room(row, self._pods.value)
+            if row.directory and row.takes_room(self._pods.value)
         }
         try:
             async with Lag().within(DEADLINE):

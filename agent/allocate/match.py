@@ -19,7 +19,6 @@ from agent.allocate.room import (
     RoomClaim,
     Shortage,
     claim_of,
-    counts,
     read_request,
     require_serving,
     scheduled,
@@ -851,7 +850,7 @@ def check(candidate: Candidate, evidence: Evidence) -> Question | Grant:
         and (row.epoch != evidence.kubelet.epoch or evidence.known.get(row.pod_key, True))
     ]
     wanted = RoomClaim(uid, candidate.container.role, shares, group)
-    true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
+    true = [claim_of(row) for row in live if row.counts(pods.get(row.key.pod_uid))]
     own = shortage(wanted, (claim for claim in true if claim.pod_uid == uid), gpus)
     if own is not None:
         raise _oversold(candidate, own, "let its containers ask for less, and create it again")

@@ -133,29 +133,9 @@ def claim_of(row: Row) -> RoomClaim:
     return RoomClaim(row.key.pod_uid, row.role, row.limits, row.group)
 
 
-def is_past_init(pod: PodView) -> bool:
-    """Whether all ordinary init containers have succeeded, even if they run again in a new sandbox.
-
-    If an app container was created they have, although the kubelet can lose their states.
-    """
-    return any(each.has_run for each in pod.containers if each.role is Role.APP) or all(
-        each.succeeded for each in pod.containers if each.role is Role.INIT
-    )
-
-
-def counts(row: Row, pod: PodView | None) -> bool:
-    """Whether a live row takes room. `pod` is None if it is not in the pod table."""
-    return row.role is not Role.INIT or pod is None or not is_past_init(pod)
-
-
-def takes_room(row: Row, table: PodTable) -> bool:
-    """Whether the row's container has not ended for good, so that its share counts."""
-    return row.is_live(table) and counts(row, table.pods.get(row.key.pod_uid))
-
-
 def promised(ledger: Ledger, table: PodTable, gpu: SharedGpu) -> GpuUse:
     """What is allocated of `gpu`: the sum by which the next pod is let in."""
-    rows = (row for row in ledger.rows_on(gpu.uuid) if takes_room(row, table))
+    rows = (row for row in ledger.rows_on(gpu.uuid) if row.takes_room(table))
     return gpu_use(map(claim_of, rows), gpu)
 
 
@@ -179,7 +159,7 @@ def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
     It drops init containers once it has seen that all, sidecars included, ended with exit code 0.
     """
     role = scheduled_role(row.role, row.group, pod)
-    if role is not Role.APP and pod is not None and is_past_init(pod):
+    if role is not Role.APP and pod is not None and pod.is_past_init:
         sidecars = (each for each in pod.containers if each.role is Role.SIDECAR)
         if all(each.succeeded for each in sidecars):
             return None

@@ -11,25 +11,16 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
-import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
 from prometheus_client import Histogram
 from typing_extensions import override
 
-from agent.allocate.edits import (
-    check_library,
-    container_edits,
-    cuda_order,
-    gpu_edits,
-    grant,
-    nearest,
-    steer,
-)
+from agent.allocate.edits import check_library, container_edits, cuda_order
 from agent.allocate.match import (
     Ask,
     Evidence,
@@ -41,6 +32,7 @@ from agent.allocate.match import (
     pair_groups,
     rejected_pod,
 )
+from agent.allocate.prefer import nearest, steer
 from agent.allocate.room import GpuUse, Shortage
 from agent.cluster import NodeEvent, NodeView, PodKey, PodTable, PodUid
 from agent.errors import (
@@ -59,7 +51,6 @@ from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
 from agent.kit.timing import Budget, CallOrder, Lag, Starved, Tally, Turn, loop_time
 from agent.ledger import (
-    PLAIN,
     ContainerEdits,
     ContainerKey,
     Decider,
@@ -75,7 +66,6 @@ from agent.ledger import (
 from agent.model import Gpu, GpuUuid, Inventory, Share, SliceId
 from agent.ports import Clock, Containers, RecordsReader, Witness
 from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
-from agent.setting import Field, boolean
 from agent.settle import REFUSED_EVENT
 
 log = structlog.get_logger(__name__)
@@ -144,7 +134,7 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     to_do = "ask the operator to check the node's disk and hook path."
     if step is AllocateStep.MATCH and isinstance(error, TimeoutError):
         what = "The kubelet or the node's disk did not say in time which pod this is"
-        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; {to_do}")
+        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; ask the operator to check both.")
     reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
     if step in _CANNOT:
         return Refusal(RefusalReason.HOST_DIRECTORY, f"{_CANNOT[step]} ({reason}); {to_do}")
@@ -822,79 +812,3 @@ class Inquiry:
 def _owner(node: NodeView | None) -> PodKey | None:
     lock = held_lock(node)
     return lock.owner if lock else None
-
-
-# Plain mode: the kubelet's ids decide what a container gets.
-#
-# Each answer gets its own row, because the kubelet can name ids again while a container holds them:
-# after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
-
-
-class PlainSettings(msgspec.Struct, frozen=True):
-    """Settings without HAMi's scheduler."""
-
-    # fmt: off
-    memory_limits: Annotated[bool, Field("plain.memoryLimits", boolean,
-        "With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
-        "memory.")] = False
-    # fmt: on
-
-
-@dataclasses.dataclass(eq=False, kw_only=True)
-class PlainAllocation(Allocation):
-    """Each slice that the kubelet names is a part of its GPU. Nobody knows which pod asks."""
-
-    chance: random.Random
-    settings: PlainSettings
-
-    @override
-    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
-        """A row of its own for the ids."""
-        # A call that may have been overtaken is refused too while another is under way.
-        call.turn.yields = call.turn.may_be_stale
-        call.turn.overlapped |= call.turn.may_be_stale
-        facts = await self.on_disk(call, AllocateStep.HOOK, self.hooks.facts())
-        call.step = AllocateStep.CHECK
-        granted = grant(ids, self.inventory.value, self.held())
-        # A UID without dashes is not one of the API server's. So hami mode, which removes
-        # directories of deleted pods, does not remove this one.
-        uid = PodUid(f"{self.chance.getrandbits(128):032x}")
-        key, settings = ContainerKey(uid, PLAIN), self.edits.value
-        has_limits = self.settings.memory_limits
-        if has_limits:
-            check_library(facts)
-            edits = container_edits(key, granted, settings, facts)
-        else:  # the container needs no library of HAMi-core's
-            edits = gpu_edits(f"{uid}/{PLAIN}", granted, settings, facts)
-
-        return Row(
-            key=key,
-            holder=None,
-            shares=tuple(grant.share for grant in granted) if has_limits else (),
-            slice_ids=tuple(sorted(set(ids))),
-            edits=edits,
-            answered_at=self.clock.now(),
-            epoch=self.instance(),
-            decided_by=Decider.KUBELET,
-            resource=settings.resource,
-        )
-
-    @override
-    async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-    ) -> tuple[SliceId, ...]:
-        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
-
-        Ids that were just offered come last: the kubelet marks them as used only at the Allocate.
-        """
-        turn, held, gpus, offered = (
-            self.order.begin(),
-            self.held(),
-            self.gpus(),
-            self.order.offered(),
-        )
-        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
-        chosen = nearest(fresh, must_include, size, gpus, held)
-        chosen = chosen or nearest(available, must_include, size, gpus, held)
-        turn.ids = frozenset(chosen)
-        return chosen

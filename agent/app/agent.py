@@ -6,14 +6,14 @@ The standing task of each service is added to its tier next to where the service
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from agent import inventory, reconcile, report, settle, usage, witness
-from agent.allocate import edits, service
+from agent.allocate import edits, plain, service
 from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
@@ -241,7 +241,7 @@ class NodeAgent:
             Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
-            Task("discovery", _after(self.settings.await_labels, self.discovery.run), SLOWLY),
+            Task("discovery", self.discovery.run, SLOWLY, self.settings.await_labels),
             Task("health", self.health.run, SLOWLY),
             Task("samples", self.samples.run, SLOWLY),
             Task("kubelet", self.kubelet.run),
@@ -260,7 +260,7 @@ class NodeAgent:
             ]
             self.doors += [
                 Task("plugin", self.server.run, None),
-                Task("registration", _after(first_list, self.registration.run)),
+                Task("registration", self.registration.run, after=first_list),
                 Task("rival", self.rivals.run),
             ]
 
@@ -293,7 +293,7 @@ class NodeAgent:
         allocation: service.Allocation
         if settings.plain is not None:
             table, adopt = Cell(PodTable(synced=True)), None
-            allocation = service.PlainAllocation(
+            allocation = plain.PlainAllocation(
                 commit=state.commit,
                 say=say,
                 noted=self.refused,
@@ -397,7 +397,7 @@ class NodeAgent:
             Task("settings_labels", partial(self.settings.follow_labels, node.labels)),
         ]
         # The Node's labels come before the first report: profiles may depend on them.
-        self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), SLOWLY))
+        self.doors.append(Task("report", reporter.run, SLOWLY, self.settings.labelled.wait))
         if not observes:
             self.services += [
                 Task("pods", pods.run, SLOWLY),
@@ -474,15 +474,3 @@ class NodeAgent:
         if with_core:
             checks.append(inventory.NodeCheck(step.DIRECTORY, adapters.hooks.check, turn=3))
         return checks
-
-
-def _after(
-    ready: Callable[[], Awaitable[object]], run: Callable[[], Awaitable[None]]
-) -> Callable[[], Coroutine[object, object, None]]:
-    """What runs `run` once `ready` has returned."""
-
-    async def both() -> None:
-        await ready()
-        await run()
-
-    return both

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.cli import output
-from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output, typed
+from agent.cli.main import TABLE, Exit, Subparsers, add_output, typed
 from agent.cli.output import answer
 from agent.errors import SettingsError
 from agent.host.system import Worker, host_name
@@ -134,7 +134,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb; return the exit code."""
     if args.action == "schema":
         sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
-        return OK
+        return Exit.OK
 
     return _check(args, environ) if args.action == "check" else _show(args, environ)
 
@@ -152,7 +152,7 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     values = plan.resolve(name)
     settings = _changed(values) if args.diff else list(values.values())
     answer(args.output, "Config", list(map(plain, settings)), table(settings, origin=args.origin))
-    return OK
+    return Exit.OK
 
 
 def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -172,7 +172,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stderr.writelines(f"hami-agent: {text}\n" for text in error.every)
         said = {"ok": False, "error": str(error), "errors": list(error.every)}
         answer(args.output, "ConfigCheck", said, ())
-        return PROBLEM
+        return Exit.PROBLEM
 
     lines, each = list[str](), list[object]()
     for name in args.node or [""]:
@@ -189,7 +189,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         _tell(plan, notes)
     said = {"ok": True, "warnings": list(plan.warnings), "notes": notes, "nodes": each}
     answer(args.output, "ConfigCheck", said, [*lines, "ok"])
-    return OK
+    return Exit.OK
 
 
 def _tell(plan: NodeValues, notes: Iterable[str]) -> None:

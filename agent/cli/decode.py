@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output, fail
+from agent.cli.main import Exit, Subparsers, add_output, fail
 from agent.cli.output import answer
 from agent.errors import MalformedText, SettingsError
 from agent.hami.annotations import decode_node_lock, decode_pod_devices, vendor_words
@@ -51,10 +51,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         try:
             text = sys.stdin.read(MAX_CHARS)
         except OSError as error:
-            return fail("decode", f"standard input cannot be read: {error.strerror}", PROBLEM)
+            return fail("decode", f"standard input cannot be read: {error.strerror}", Exit.PROBLEM)
 
     if not (text := bare(text)):
-        return fail("decode", "nothing to decode: give a value or pipe one in", USAGE)
+        return fail("decode", "nothing to decode: give a value or pipe one in", Exit.USAGE)
 
     # A text may have a form and still be malformed: the decoder of that form then says where.
     kind = next((kind for kind, (has_form, _) in KINDS.items() if has_form(text)), "")
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except (MalformedText, SettingsError) as error:
         raise MalformedText(f"not a valid {kind} value: {error}") from error
 
-    return OK
+    return Exit.OK
 
 
 def bare(text: str) -> str:

@@ -267,7 +267,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         stray = ["--context"] * bool(args.context)
     if stray:
         said = f"{', '.join(stray)}: has no effect with{'out' * (args.node is None)} --node"
-        return cli.fail("doctor", said, cli.USAGE)
+        return cli.fail("doctor", said, cli.Exit.USAGE)
 
     kind = "Preflight" if args.pre else "Checkup"
     findings = (
@@ -279,8 +279,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     answer(args.output, kind, found, folded(lines, environ))
 
     if not (found.ok and found.complete):
-        return cli.INCOMPLETE if found.ok else cli.PROBLEM
-    return cli.WARNED if args.strict and "note" in verdicts else cli.OK
+        return cli.Exit.INCOMPLETE if found.ok else cli.Exit.PROBLEM
+    return cli.Exit.WARNED if args.strict and "note" in verdicts else cli.Exit.OK
 
 
 def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> tuple[Finding, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from agent.cli.connections import add_cluster, ask, connection_of
-from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
+from agent.cli.main import Exit, NotThere, Subparsers, add_output, fail
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, table, working
 from agent.cli.support import HINT
 from agent.errors import ApiNotFound, cap
@@ -68,10 +68,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("pod", metavar="POD", help=told)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
-    name, told = (
-        SchedulerSettings().scheduler_name,
-        "name of HAMi's scheduler (default %(default)s)",
-    )
+    name = SchedulerSettings().scheduler_name
+    told = "name of HAMi's scheduler (default %(default)s)"
     parser.add_argument("--scheduler-name", default=name, metavar="NAME", help=told)
     add_output(parser)
 
@@ -82,7 +80,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     space, slash, name = args.pod.rpartition("/")
     if not name or "/" in space or (slash and not space):
         said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or KIND/NAME"
-        return fail("explain", said, USAGE)
+        return fail("explain", said, Exit.USAGE)
 
     word = space.lower()
     kind = KINDS.get(word) or KINDS.get(word.removesuffix("s"), "")
@@ -105,9 +103,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     shown = folded(lines, environ)
     answer(args.output, "Explanation", explanation, shown, at=at, source=source)
     if explanation.missing:
-        return INCOMPLETE
+        return Exit.INCOMPLETE
 
-    return PROBLEM if explanation.blocked else OK
+    return Exit.PROBLEM if explanation.blocked else Exit.OK
 
 
 async def read_pod(

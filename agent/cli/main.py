@@ -4,6 +4,7 @@ Only the module of that verb is imported: `run` must start fast.
 """
 
 import argparse
+import enum
 import gc
 import importlib
 import platform
@@ -21,32 +22,28 @@ from agent.cli.output import Unwritten, answer, drop_output
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.setting import ValueType, WrongValue
 
-# Exit codes of the verbs, and how a verb fails. Those of `run` are in agent.errors.
 
-OK = 0
+class Exit(enum.IntEnum):
+    """How a verb ends. The exit codes of `run` are in agent.errors.
 
-PROBLEM = 1
-"""The command ran, and its answer is that something is wrong."""
+    - `PROBLEM`: the command ran, and its answer is that something is wrong.
+    - `UNREACHABLE`: the agent or the API server did not answer.
+    - `NOT_FOUND`: there is no such Node, GPU, pod or entry.
+    - `INCOMPLETE`: the answer was given, but a part of the data could not be read.
+    - `WARNED`: there are only warnings, and `--strict` was given.
+    - `UNWRITTEN`: the answer could not be written.
+    - `INTERRUPTED`: 128 and the number of SIGINT, as shells have it.
+    """
 
-USAGE = 2
-
-UNREACHABLE = 3
-"""The agent or the API server did not answer."""
-
-NOT_FOUND = 4
-"""There is no such Node, GPU, pod or entry."""
-
-INCOMPLETE = 5
-"""The answer was given, but a part of the data could not be read."""
-
-WARNED = 6
-"""There are only warnings, and `--strict` was given."""
-
-UNWRITTEN = 74
-"""The answer could not be written."""
-
-INTERRUPTED = 130
-"""128 and the number of SIGINT, as shells have it."""
+    OK = 0
+    PROBLEM = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    INCOMPLETE = 5
+    WARNED = 6
+    UNWRITTEN = 74
+    INTERRUPTED = 130
 
 
 class Unreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
@@ -57,14 +54,16 @@ class NotThere(AgentError):  # noqa: N818 -- names what was found
     """There is no such Node or GPU."""
 
 
-def code_of(error: AgentError) -> int:
+def code_of(error: AgentError) -> Exit:
     """The exit code of a verb that ends with this error."""
     if isinstance(error, NotThere | ApiNotFound):
-        return NOT_FOUND
+        return Exit.NOT_FOUND
 
     # Without a status the API server did not answer. Settings: those of the way to it.
+    if isinstance(error, Unreachable | SettingsError):
+        return Exit.UNREACHABLE
     is_silent = isinstance(error, ApiError) and not error.status
-    return UNREACHABLE if is_silent or isinstance(error, Unreachable | SettingsError) else PROBLEM
+    return Exit.UNREACHABLE if is_silent else Exit.PROBLEM
 
 
 def fail(verb: str, text: str, code: int) -> int:
@@ -114,12 +113,12 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "ha
 
     `program`: how help names the command.
     """
-    code = OK
+    code: int = Exit.OK
     try:
         code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ, program)
         sys.stdout.flush()
     except* KeyboardInterrupt:
-        code = INTERRUPTED
+        code = Exit.INTERRUPTED
     except* Unwritten as group:  # a group, because a verb may have tasks
         code = _unwritten(group)
 
@@ -139,7 +138,7 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
 
     said = f"standard output cannot be written: {getattr(why, 'strerror', why)}"
     sys.stderr.write(f"hami-agent: {said}\n")
-    return UNWRITTEN
+    return Exit.UNWRITTEN
 
 
 def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
@@ -162,18 +161,18 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
     else:
         text = f"there is no verb {cap(verb, 64)}; `hami-agent --help` lists all"
         sys.stderr.write(f"hami-agent: {text}\n")
-        return USAGE
+        return Exit.USAGE
 
     try:
         args, unknown = parser.parse_known_args(argv)
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else USAGE
+        return leaving.code if isinstance(leaving.code, int) else Exit.USAGE
     if module is None:
         parser.print_help()
-        return USAGE
+        return Exit.USAGE
     if unknown:
         text = f"unknown argument {cap(' '.join(unknown))}; see `hami-agent {verb} --help`"
-        return fail(verb, text, USAGE)
+        return fail(verb, text, Exit.USAGE)
 
     try:
         code: int = module.main(args, environ)
@@ -247,7 +246,7 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        self.exit(Exit.USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
 
 def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
@@ -286,4 +285,4 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1},
         [f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"],
     )
-    return OK
+    return Exit.OK

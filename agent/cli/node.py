@@ -25,20 +25,7 @@ from agent.cli.connections import (
     connection_of,
     open_session,
 )
-from agent.cli.main import (
-    NOT_FOUND,
-    OK,
-    PROBLEM,
-    TABLE,
-    UNREACHABLE,
-    USAGE,
-    NotThere,
-    Subparsers,
-    add_output,
-    code_of,
-    fail,
-    typed,
-)
+from agent.cli.main import TABLE, Exit, NotThere, Subparsers, add_output, code_of, fail, typed
 from agent.cli.output import answer
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, StateError
@@ -155,16 +142,16 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
     status, text = call(args.socket, "POST", target, DEADLINES[action])
     if status != 200:
-        return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
+        return fail(args.verb, text.strip(), Exit.NOT_FOUND if status == 404 else Exit.PROBLEM)
 
     try:
         said = json.loads(text)
         lines, is_good = (_release_text if args.verb == "release" else _recheck_text)(said["data"])
     except (ValueError, LookupError, TypeError, AttributeError):
-        return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
+        return fail(args.verb, f"{args.socket} did not answer as an agent", Exit.UNREACHABLE)
 
     answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))
-    return OK if is_good else PROBLEM
+    return Exit.OK if is_good else Exit.PROBLEM
 
 
 ANSWERS: Final = {
@@ -252,7 +239,7 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     data["changed"], source = is_changed, f"API server by {connection.source}"
     told = [f"GPU {gpu.words} of Node {args.node} {said}"]
     answer(args.output, "Cordon", data, told, source=source)
-    return OK
+    return Exit.OK
 
 
 def _named(node: NodeView, name: str) -> ReportedGpu:
@@ -402,7 +389,7 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run `uninstall`, print a line for each change, and return the exit code."""
     given = flags(args)
     if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
-        return fail("uninstall", "--all-nodes, --namespace and --selector go together", USAGE)
+        return fail("uninstall", "--all-nodes, --namespace and --selector go together", Exit.USAGE)
 
     done: list[Cleaned] = []
 
@@ -429,11 +416,11 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     refusal = ""
     try:
         asyncio.run(work())
-        code = PROBLEM if any(node.failure for node in done) else OK
+        code = Exit.PROBLEM if any(node.failure for node in done) else Exit.OK
     except AgentError as error:
         refusal, code = str(error), code_of(error)
 
     is_clean = not refusal and all(node == Cleaned(node.node) for node in done)
-    data = {"ok": code == OK, "refusal": refusal, "nodes": done}
+    data = {"ok": code == Exit.OK, "refusal": refusal, "nodes": done}
     answer(args.output, "Uninstallation", data, ["nothing of the agent's was found"] * is_clean)
     return fail("uninstall", refusal, code) if refusal else code

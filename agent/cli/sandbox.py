@@ -14,19 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agent.cli.main import (
-    NOT_FOUND,
-    OK,
-    PROBLEM,
-    TABLE,
-    UNREACHABLE,
-    USAGE,
-    Subparsers,
-    Unreachable,
-    add_output,
-    fail,
-    typed,
-)
+from agent.cli.main import TABLE, Exit, Subparsers, Unreachable, add_output, fail, typed
 from agent.cli.output import UNFOLDED, Paint, answer, painter, shorten, table, wrapped
 from agent.errors import AgentError
 from agent.kit.logs import configure
@@ -169,7 +157,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.verb == "simulate":
         return _simulate(args)
     if problem := _problem(args):
-        return fail("sandbox", problem, USAGE)
+        return fail("sandbox", problem, Exit.USAGE)
 
     configure("warning", "auto", environ)
     try:
@@ -177,7 +165,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except asyncio.CancelledError:
         return TERMINATED
     except (AgentError, OSError) as error:
-        return fail("sandbox", str(error), PROBLEM)
+        return fail("sandbox", str(error), Exit.PROBLEM)
 
 
 def _problem(args: argparse.Namespace) -> str:
@@ -265,7 +253,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         }
         answer(args.output, "Sandbox", data, ())
 
-    return OK if record.ok else PROBLEM
+    return Exit.OK if record.ok else Exit.PROBLEM
 
 
 # Acts on simulated GPUs.
@@ -347,10 +335,10 @@ def _simulate(args: argparse.Namespace) -> int:
     """Act on the simulated GPUs of an agent that runs with --simulate, or of a sandbox."""
     reply = asyncio.run(ask(args))
     if isinstance(reply, talk.FailedReply):
-        code = NOT_FOUND if reply.reason == "unknown-gpu" else PROBLEM
+        code = Exit.NOT_FOUND if reply.reason == "unknown-gpu" else Exit.PROBLEM
         return fail("simulate", reply.text, code)
     if not isinstance(reply, talk.DoneReply):
-        return fail("simulate", f"{args.socket} did not answer as a simulation", UNREACHABLE)
+        return fail("simulate", f"{args.socket} did not answer as a simulation", Exit.UNREACHABLE)
 
     lines: Iterable[str] = [reply.text]
     if args.action == "list":
@@ -358,4 +346,4 @@ def _simulate(args: argparse.Namespace) -> int:
 
     data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
     answer(args.output, "Simulation", data, lines, source=str(args.socket))
-    return OK
+    return Exit.OK

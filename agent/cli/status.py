@@ -21,18 +21,7 @@ import msgspec
 from agent import status as view
 from agent.allocate.match import pair_groups
 from agent.cli.connections import DEFAULT_SOCKET, add_cluster, add_socket, ask, call, connection_of
-from agent.cli.main import (
-    INCOMPLETE,
-    OK,
-    TABLE,
-    USAGE,
-    NotThere,
-    Subparsers,
-    Unreachable,
-    add_output,
-    fail,
-    typed,
-)
+from agent.cli.main import TABLE, Exit, NotThere, Subparsers, Unreachable, add_output, fail, typed
 from agent.cli.output import (
     UNFOLDED,
     Paint,
@@ -375,7 +364,7 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
     lines = [*table(_NODE_COLUMNS, rows, width), *wrapped(f"source: {source}", width)]
     answer(args.output, "Nodes", found, lines, at=at, source=source)
     text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
-    return fail("status", text, INCOMPLETE) if silent else OK
+    return fail("status", text, Exit.INCOMPLETE) if silent else Exit.OK
 
 
 OF_CLUSTER: Final = ("objects", "resource", "kubeconfig", "context")
@@ -442,7 +431,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     # An option that would be ignored is refused: its user expects the cluster to be read.
     if asked and args.node is None:
         text = f"{', '.join(asked)}: this lists the Nodes of a cluster; give --node NAME for one"
-        return fail("status", text, USAGE) if is_of_one else show_nodes(args, environ)
+        return fail("status", text, Exit.USAGE) if is_of_one else show_nodes(args, environ)
 
     try:
         if args.bundle is not None:
@@ -466,7 +455,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     style = StatusStyle(terminal_width(environ), args.output == "wide", painter(environ))
     lines = _lines(read, args, style)
     answer(args.output, "Status", read.found, lines, at=read.at, source=read.source)
-    return fail("status", read.missing, INCOMPLETE) if read.missing else OK
+    return fail("status", read.missing, Exit.INCOMPLETE) if read.missing else Exit.OK
 
 
 def _lines(read: StatusRead, args: argparse.Namespace, style: StatusStyle) -> Iterator[str]:
@@ -506,7 +495,7 @@ def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     Ctrl-C ends it. Exits 3 if no agent answers.
     """
     if not sys.stdout.isatty():
-        return fail("top", "there is no terminal: use `hami-agent status`", USAGE)
+        return fail("top", "there is no terminal: use `hami-agent status`", Exit.USAGE)
 
     read, trouble, paint = status_at(args.socket), "", painter(environ)
     sys.stdout.write(OPENED)
@@ -534,4 +523,4 @@ def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             except Unreachable as error:
                 trouble = str(error)
 
-    return OK
+    return Exit.OK

@@ -1,17 +1,23 @@
 """What helps with this program: `runbook`, `bundle` for support, and `completion`."""
 
 import argparse
+import contextlib
 import io
 import os
+import re
+import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from agent.cli.connections import add_socket, call
-from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, VERBS, NotThere, Subparsers, fail, parser_of
+from agent.cli.main import VERBS, Exit, NotThere, Subparsers, fail, parser_of
 from agent.kit.timing import SystemClock
+from agent.kit.units import by_number
 from agent.web.runbook import entries, runbook_text
 
 
@@ -41,7 +47,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "completion",
         description="Prints a script for bash, zsh or fish that completes verbs, options and "
-        "their values. At each tab it asks the program that is installed.",
+        "their values, also GPUs, pods and nodes that `status` shows. At each tab it asks the "
+        "program that is installed.",
         epilog="example: source <(hami-agent completion bash)",
     )
     parser.add_argument("shell", choices=tuple(SCRIPTS))
@@ -66,14 +73,14 @@ def _runbook(args: argparse.Namespace) -> int:
         known = entries()
         width = max(map(len, known))
         sys.stdout.writelines(f"{name:<{width}}  {title}\n" for name, (title, _) in known.items())
-        return OK
+        return Exit.OK
 
     try:
         sys.stdout.write(runbook_text(args.id))
     except LookupError as error:
         raise NotThere(error.args[0]) from error
 
-    return OK
+    return Exit.OK
 
 
 # The archive.
@@ -115,13 +122,13 @@ def _bundle(args: argparse.Namespace) -> int:
                 archive.addfile(member, io.BytesIO(content))
     except OSError as error:
         said = f"{path} cannot be written: {error.strerror}; choose another --file"
-        return fail("bundle", said, UNWRITTEN)
+        return fail("bundle", said, Exit.UNWRITTEN)
 
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
     for said in missing:
-        fail("bundle", said, INCOMPLETE)
+        fail("bundle", said, Exit.INCOMPLETE)
 
-    return INCOMPLETE if missing else OK
+    return Exit.INCOMPLETE if missing else Exit.OK
 
 
 # Completion.
@@ -163,7 +170,7 @@ def _complete(args: argparse.Namespace) -> int:
     words = args.words[args.words[:1] == ["--"] :]
     found = "".join(f"{word}\n" for word in may_follow(words)) if words else SCRIPTS[args.shell]
     sys.stdout.write(found)
-    return OK
+    return Exit.OK
 
 
 def may_follow(words: Sequence[str]) -> Iterable[str]:
@@ -194,5 +201,36 @@ def may_follow(words: Sequence[str]) -> Iterable[str]:
     return [value for one in shown if not one.option_strings for value in _values(one)]
 
 
+NAMED: Final[Mapping[str, Callable[[Any], Iterable[object]]]] = {
+    "GPU": lambda one: (gpu["uuid" if gpu["index"] is None else "index"] for gpu in one["gpus"]),
+    "POD": lambda one: (
+        f"{row['namespace']}/{row['pod']}" for row in one["allocations"] or () if row["pod"]
+    ),
+    "--node": lambda one: (one["node"]["name"],),
+}
+"""What the status of a node has for the values of an argument or option."""
+
+
 def _values(action: argparse.Action) -> Iterable[str]:
-    return entries() if action.metavar == "ID" else map(str, action.choices or ())
+    if action.metavar == "ID":
+        return entries()
+
+    for name in (str(action.metavar), *action.option_strings):
+        if read := NAMED.get(name):
+            found = {str(value) for one in _seen() for value in read(one)}
+            # Bash would expand others, and so run what a name says.
+            harmless = filter(re.compile(r"[\w./-]+").fullmatch, found)
+            return sorted(harmless, key=by_number)
+
+    return map(str, action.choices or ())
+
+
+def _seen() -> list[Any]:
+    """The status of this node, else of the cluster's; nothing if none is told within 3 s."""
+    command = [sys.executable, "-Pm", "agent", "status", "-o", "json"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        told = subprocess.run(command, capture_output=True, timeout=3, check=False)  # noqa: S603 -- this program
+        data = msgspec.json.decode(told.stdout)["data"]
+        return data if isinstance(data, list) else [data]
+
+    return []

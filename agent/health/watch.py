@@ -387,8 +387,8 @@ class HealthWatch:
             reports, self._waiting = tuple(self._waiting), {}
 
             verdicts = self._judged(reports)
-            now = {uuid: self._health_of(uuid).serving for uuid in verdicts}
-            moves = {new.serving for u, new in verdicts.items() if new.serving != now[u]}
+            served = {uuid: self._health_of(uuid).serving for uuid in verdicts}
+            moves = {new.serving for u, new in verdicts.items() if new.serving != served[u]}
             # Only an offer waits for the stream. What ended it may be the GPU to be withdrawn.
             if True in moves and await self._listener.ensure_open(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
@@ -436,8 +436,8 @@ class HealthWatch:
                 self._changed()  # it may be gone, or be back with other facts
 
             # The text ends with the id, and says the cause and the action.
-            now = {"condition": condition, "serving": new.serving, "text": new.text}
-            log.info("gpu.health", gpu=uuid, was=was, **now)
+            told = {"condition": condition, "serving": new.serving, "text": new.text}
+            log.info("gpu.health", gpu=uuid, was=was, **told)
 
         if changed:
             self._health.update(changed)

@@ -56,7 +56,12 @@ def set_mode(place: int, mode: int, *, at_least: bool = False) -> None:
         return
     if status.st_mode & 0o7777 != mode:
         # fchmod() refuses an O_PATH descriptor. This path names the same inode.
-        Path(f"/proc/self/fd/{place}").chmod(mode)
+        path = Path(f"/proc/self/fd/{place}")
+        try:
+            path.chmod(mode)
+        except OSError as error:
+            error.filename = str(path.readlink())  # for people
+            raise
 
 
 class _Emptying:

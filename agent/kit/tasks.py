@@ -117,11 +117,13 @@ class Task(msgspec.Struct, frozen=True):
     """A standing task: `run` ends only when it is cancelled.
 
     `delays`: before it is run again, and their jitter, see Backoff. None: its failure ends all.
+    `after`: what it waits for at its start.
     """
 
     name: str
     run: Callable[[], Coroutine[object, object, None]]
     delays: tuple[tuple[float, ...], float] | None = (0.1, 0.5, 1.0, 5.0), 0.0
+    after: Callable[[], Awaitable[object]] | None = None
 
 
 async def in_own_task(work: Awaitable[T]) -> T:
@@ -225,6 +227,8 @@ async def run_tiers(
 async def _stand(task: Task, chance: random.Random, expected: tuple[type[Exception], ...]) -> None:
     """Run a task; any end but a requested cancellation is a failure."""
     try:
+        if task.after is not None:
+            await task.after()
         if task.delays is None:
             await task.run()
         else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, get_args
 import msgspec
 
 from agent.allocate.match import MatchSettings
-from agent.allocate.service import PlainSettings
+from agent.allocate.plain import PlainSettings
 from agent.cluster import Requirement, parse_selector
 from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.annotations import ReportSettings

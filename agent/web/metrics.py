@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from agent.allocate.room import promised, takes_room
+from agent.allocate.room import promised
 from agent.cluster import CORE_POLICY_ENV
 from agent.hami.region import RegionState
 from agent.kit.timing import Tally
@@ -367,7 +367,7 @@ class AgentCollector(Collector):
         """Yield all families, each once."""
         facts, (tallies, durations, readings) = self.facts(), self.services
         labels = gpu_labels(facts.inventory)
-        running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
+        running = [row for row in facts.ledger.rows if row.takes_room(facts.pods)]
         rows = running if self.names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
 

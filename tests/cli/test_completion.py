@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.cli import support
 from agent.cli.main import VERBS, dispatch
+from agent.status import AllocationStatus, GpuStatus, NodeStatus, StatusDocument, envelope
+from tests.builders import NOON
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -118,6 +121,43 @@ def test_an_option_that_is_accepted_and_not_shown_is_not_offered():
 
     assert {"--force", "--all-nodes"} <= set(found)
     assert "--split-count" not in found
+
+
+NODE = StatusDocument(
+    NodeStatus("n-1"),
+    (GpuStatus("GPU-a", index=10), GpuStatus("GPU-b", index=2), GpuStatus("GPU-c")),
+    tuple(AllocationStatus("demo", pod, "main", ()) for pod in ("one", "one", "$(reboot)", "")),
+)
+OTHER = StatusDocument(NodeStatus("n-2"), (GpuStatus("GPU-d", index=3),))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("cordon", ""), ["GPU-c", "2", "3", "10"]),
+        (("uncordon", "2", "--node", ""), ["n-1", "n-2"]),
+        (("status", "--node", "n"), ["n-1", "n-2"]),
+        (("explain", ""), ["demo/one"]),  # bash would run the other name
+    ],
+)
+def test_gpus_pods_and_nodes_are_offered_as_status_has_them(words, expected, monkeypatch):
+    told = envelope("Nodes", (NODE, OTHER), NOON)
+    ended = subprocess.CompletedProcess((), 5, told)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+
+    assert expected == list(support.may_follow(words))
+
+
+@pytest.mark.parametrize(
+    "failure", [subprocess.TimeoutExpired("agent", 3), OSError(), msgspec.DecodeError()]
+)
+def test_where_nothing_answers_nothing_is_offered(failure: Exception, monkeypatch):
+    def run(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+    assert [] == list(support.may_follow(["cordon", ""]))
 
 
 def test_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]):

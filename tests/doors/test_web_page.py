@@ -25,6 +25,7 @@ from agent.status import (
     NodeStatus,
     ShareStatus,
     StatusDocument,
+    notices,
     pod_rows,
     status_of,
 )
@@ -183,6 +184,15 @@ def test_idle_says_no_more_than_is_known(used, percent, ago, idle):
     (row,) = pod_rows(msgspec.structs.replace(UNKNOWN, allocations=(one,)), NOON)
 
     assert idle == row[[column.title for column in POD_COLUMNS].index("IDLE")]
+
+
+def test_a_check_is_told_once_and_one_without_a_text_hides_no_other():
+    told = {"state": "", "driver": "it is slow", "disk": "full", "offer": "no slice: full"}
+    checks = tuple(Check(name, ok=False, text=text) for name, text in told.items())
+    node = NodeStatus("n", checks=checks)
+
+    texts = [text for text, _ in notices(StatusDocument(node, ()), NOON)]
+    assert ["not ready: state: ", "not ready: driver: it is slow", "not ready: disk: full"] == texts
 
 
 def distinct(entries, times):

@@ -86,6 +86,7 @@ def test_one_that_is_held_stays_with_what_is_mounted_there_though_it_was_given_a
     refused = said(hook, each(leaves, "prepare(wipe=False)"), *identity)
 
     assert [True] * 2 == ["changed its own directory, delete the pod" in line for line in refused]
+    assert [True] * 2 == [str(one) in line for one, line in zip(leaves, refused, strict=True)]
     assert {leaf, *leaves} == set(leaf.parent.iterdir())
     assert [["libvgpu.so"]] * 2 == [names(one) for one in leaves]
 

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from agent.allocate.service import PlainAllocation, PlainSettings
+from agent.allocate.plain import PlainAllocation, PlainSettings
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter

@@ -62,7 +62,7 @@ async def the_kubelet_is_silent() -> Refusal:
 @closes(
     RefusalReason.OUT_OF_TIME,
     "the node's disk did not say in time which pod this is",
-    "check the node's disk",
+    "ask the operator to check both",
 )
 async def the_kubelets_file_cannot_be_read() -> Refusal:
     async with a_bound_pod() as desk:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.allocate.plain import PlainSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import PlainSettings
 from agent.cli.config import plain, table
 from agent.errors import SettingsError
 from agent.hami.annotations import ReportProfile

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent.allocate.edits import cache_file, container_edits, gpu_edits, grant
+from agent.allocate.edits import cache_file, container_edits, gpu_edits
+from agent.allocate.plain import grant
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import PLAIN, ContainerKey, EditSettings, HookFacts
 from agent.model import Condition, SliceId, slice_id

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from agent import reconcile as by_kubelet
-from agent.allocate.edits import grant
+from agent.allocate.plain import grant
 from agent.cluster import PodTable, PodUid
 from agent.ledger import (
     PLAIN,

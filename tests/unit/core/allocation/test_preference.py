@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.edits import nearest, steer
+from agent.allocate.prefer import nearest, steer
 from agent.model import Gpu, GpuUuid, Link, PciPath, SliceId, slice_id
 from tests.builders import a_gpu, a_uuid
 

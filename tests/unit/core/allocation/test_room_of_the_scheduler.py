@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.room import RoomClaim, claim_of, counts, gpu_use, scheduled
+from agent.allocate.room import RoomClaim, claim_of, gpu_use, scheduled
 from agent.cluster import ALLOCATED, VGPU_NODE, PodView
 from agent.kube.objects import decode_pod
 from agent.ledger import Row
@@ -102,7 +102,7 @@ def scheduled_of(pod: Any) -> list[RoomClaim]:
 def claims_of(pod: Any) -> list[RoomClaim]:
     """What it takes."""
     view = view_of(pod)
-    return [claim_of(row) for row in rows_of(pod) if counts(row, view)]
+    return [claim_of(row) for row in rows_of(pod) if row.counts(view)]
 
 
 BIG, SMALL = Share(G1, 12000, 50), Share(G1, 4000, 10)
@@ -174,5 +174,5 @@ def test_a_pod_that_cannot_be_seen_counts_with_its_init_containers():
     view = view_of(pod_of(1, [(False, BIG, ended(0), {})], [(SMALL, RUNNING)]))
     row = a_row(pod_uid=view.uid, role=view.containers[0].role, shares=(BIG,))
 
-    assert counts(row, None)
-    assert not counts(row, view)
+    assert row.counts(None)
+    assert not row.counts(view)
