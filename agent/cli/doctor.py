@@ -91,7 +91,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "P-SETTINGS": "correct it; `hami-agent config check --node NAME` prints what that node gets",
     "P-HAMI": "mount the ConfigMaps of HAMi's release",
     "P-DRIVER": "see nvidia-smi and NVRM in the kernel's log; then reload the driver or reboot",
-    "P-GPU": "`hami-agent status --by pod` shows who holds it; once repaired: `hami-agent recheck`",
+    "P-GPU": "see `hami-agent status --by pod`, and once it is repaired: `hami-agent recheck GPU`",
     "P-CDI": "run the command of the line on the host, or correct allocation.cdiSpecDirs",
     "P-KUBELET": "start the kubelet, mount its directory, or set paths.kubeletSocket to its socket",
     "P-WITNESS": "check that the kubelet runs and that paths.podResourcesSocket names its socket",

@@ -715,7 +715,7 @@ def released(health: Health, now: Time) -> Health:
         since=now,
         quiet_since=None,
         cause=Cause.RELEASED,
-        text=f"an operator released it; `hami-agent recheck` takes it back [{RUNBOOK}]",
+        text=f"an operator released it; `hami-agent recheck GPU` takes it back [{RUNBOOK}]",
         serving=False,
         passed_probes=0,
         action=Action.NONE,

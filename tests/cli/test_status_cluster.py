@@ -53,7 +53,7 @@ def tell(rig, node, number, reason, said, writer="hami-agent", ago=150):
     )
 
 
-RELEASED = "an operator released it; `hami-agent recheck` takes it back [H-RELEASED]"
+RELEASED = "an operator released it; `hami-agent recheck GPU` takes it back [H-RELEASED]"
 CONDITION = (
     f"GPU 1 (GPU-2) is unmonitored: {RELEASED}; GPU 2 (GPU-3) is lost: it is silent [H-LOST]; "
     "GPU 3 (GPU-4) is lost: it is silent [H-LOST]"
