@@ -220,6 +220,7 @@ NEW = 30
 
 # A pod is refused if a dead container's call overtakes its own, or if it comes while one is under
 # way that began after the kubelet knew the pod. If each call beside it counted: 0, 4 and 7.
+@pytest.mark.timeout(240)  # half a minute of CPU alone; the machine may be busy
 @pytest.mark.parametrize(("dead", "seed", "most"), [(2, 1, 0), (8, 3, 1), (12, 4, 3)])
 def test_good_pods_that_come_meanwhile_run(dead: int, seed: int, most: int) -> None:
     ends = list[str]()
