@@ -556,7 +556,7 @@ async def test_a_pod_without_a_lock_that_hamis_scheduler_did_not_bind_is_refused
             await annotate(cluster, pod["metadata"]["name"], [[mine], []])
         await bind(cluster, "by-others")
 
-    for name, why in (("strayed", "without nodeName"), ("by-others", "another scheduler bound it")):
+    for name, why in (("strayed", "spec.nodeName"), ("by-others", "another scheduler bound it")):
         message = (await until_failed(cluster, name))["message"]
         assert why in message
         assert "[HA-2005]" in message
