@@ -69,7 +69,7 @@ def grant(
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class PlainAllocation(Allocation):
-    """Each slice that the kubelet names is a part of its GPU. Nobody knows which pod asks."""
+    """Each slice that the kubelet names is a part of its GPU; it does not say which pod asks."""
 
     chance: random.Random
     settings: PlainSettings
@@ -77,7 +77,8 @@ class PlainAllocation(Allocation):
     @override
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
         """A row of its own for the ids."""
-        # A call that may have been overtaken is refused too while another is under way.
+        # The kubelet crashes when the earlier of two overlapping calls is granted, so one that may
+        # have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.may_be_stale
         call.turn.overlapped |= call.turn.may_be_stale
         facts = await self.on_disk(call, AllocateStep.HOOK, self.hooks.facts())

@@ -182,18 +182,16 @@ def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
 
         # Of a GPU without a sample, nothing is known.
         sample = newest or GpuSample(gpu.uuid)
-        yield (
-            (name,),
-            {
-                "gpu_health_since_timestamp_seconds": now.since.timestamp(),
-                "slices_allocated": len(held.get(gpu.uuid, ())),
-                "memory_allocated_bytes": promised(facts.ledger, facts.pods, gpu).memory_mib * MIB,
-                "memory_allocatable_bytes": gpu.registered_mib * MIB,
-                "gpu_utilization_ratio": _divided(sample.gpu_percent, 100),
-                "gpu_memory_utilization_ratio": _divided(sample.memory_percent, 100),
-                "gpu_memory_used_bytes": _divided(sample.used_mib, 1 / MIB),
-            },
-        )
+        numbers = {
+            "gpu_health_since_timestamp_seconds": now.since.timestamp(),
+            "slices_allocated": len(held.get(gpu.uuid, ())),
+            "memory_allocated_bytes": promised(facts.ledger, facts.pods, gpu).memory_mib * MIB,
+            "memory_allocatable_bytes": gpu.registered_mib * MIB,
+            "gpu_utilization_ratio": _divided(sample.gpu_percent, 100),
+            "gpu_memory_utilization_ratio": _divided(sample.memory_percent, 100),
+            "gpu_memory_used_bytes": _divided(sample.used_mib, 1 / MIB),
+        }
+        yield (name,), numbers
         if gpu.gpu.index == NO_INDEX:
             continue
 
@@ -201,16 +199,14 @@ def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
         of = (facts.about.name, index, gpu.uuid[:UUID_LENGTH], model)
         # As HAMi's monitor counts: with what the driver reserves.
         used = None if sample.used_mib is None else sample.used_mib + sample.reserved_mib
-        yield (
-            (*of, ZONE),
-            {
-                "gpu_used": _divided(used, 1 / MIB),
-                "gpu_busy": sample.gpu_percent,
-                "gpu_memory_busy": sample.memory_percent,
-                "gpu_celsius": sample.celsius,
-                "gpu_watts": _divided(sample.milliwatts, 1000),
-            },
-        )
+        of_hami = {
+            "gpu_used": _divided(used, 1 / MIB),
+            "gpu_busy": sample.gpu_percent,
+            "gpu_memory_busy": sample.memory_percent,
+            "gpu_celsius": sample.celsius,
+            "gpu_watts": _divided(sample.milliwatts, 1000),
+        }
+        yield (*of, ZONE), of_hami
         yield (*of, "corrected", ZONE), {"gpu_ecc": sample.ecc_corrected}
         yield (*of, "uncorrected", ZONE), {"gpu_ecc": sample.ecc_uncorrected}
 
@@ -221,13 +217,11 @@ def _of_rows(facts: StatusFacts, labels: _Named, rows: Iterable[tuple[Holder, Ro
     for holder, row in rows:
         for share in row.limits:
             mib = share.memory_mib or whole.get(share.uuid, 0)
-            yield (
-                (labels.get(share.uuid, share.uuid), *astuple(holder)),
-                {
-                    "container_memory_allocated_bytes": mib * MIB,
-                    "container_cores_allocated_ratio": share.core_percent / 100,
-                },
-            )
+            numbers = {
+                "container_memory_allocated_bytes": mib * MIB,
+                "container_cores_allocated_ratio": share.core_percent / 100,
+            }
+            yield (labels.get(share.uuid, share.uuid), *astuple(holder)), numbers
 
         for uuid in row.gpus:
             yield (labels.get(uuid, uuid), *astuple(holder)), {"container_slices_allocated": 1}
@@ -259,18 +253,16 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
             yield (label, *name), {"container_utilization_ratio": busy}
 
             of = (*name, str(index), gpu.uuid[:UUID_LENGTH])
-            yield (
-                (*of, ZONE),
-                {
-                    "used": memory.total,
-                    "limit": gpu.memory_limit,
-                    "busy": gpu.sm_percent,
-                    "idle": None if idle is None else int(idle),
-                    "context": memory.context,
-                    "module": memory.module,
-                    "buffer": memory.buffer,
-                },
-            )
+            of_hami = {
+                "used": memory.total,
+                "limit": gpu.memory_limit,
+                "busy": gpu.sm_percent,
+                "idle": None if idle is None else int(idle),
+                "context": memory.context,
+                "module": memory.module,
+                "buffer": memory.buffer,
+            }
+            yield (*of, ZONE), of_hami
 
             # Sizes that HAMi has as label values; the last is what the others leave of the total.
             sizes = memory.context, memory.module, memory.buffer

@@ -38,7 +38,8 @@ def runbook_text(name: str) -> str:
 def entries() -> Mapping[str, tuple[str, str]]:
     """Title and text of each id, in the order of the runbook.
 
-    The text of a section without an id stands below each entry that refers to it.
+    It is read once, from where the code was loaded, so a page may wait for it. The text of a
+    section without an id stands below each entry that refers to it.
     """
     home = Path(agent.__file__).parent
     installed = home / "RUNBOOK.md"
