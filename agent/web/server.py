@@ -372,7 +372,7 @@ class ConnectionGate(web.Server):
         return _Connection(
             self,
             loop=asyncio.get_running_loop(),
-            access_log=self._quiet,
+            access_log=None,  # type: ignore[arg-type] -- it asks whether there is one
             logger=self._quiet,
             max_line_size=LINE_LIMIT,
             lingering_time=0,
@@ -395,11 +395,13 @@ class ConnectionGate(web.Server):
             held = collections.Counter(guest.source for guest in self._guests.values())
             held[source] += 1  # an address that has the most already gives way to itself
             greediest, most = held.most_common(1)[0]
-            of_any = most <= SHARE
-            guests = [(one, at) for at, one in self._guests.items()]
-            candidates = [pair for pair in guests if of_any or pair[0].source == greediest]
-            # The first of the least: the oldest one without a request, else the oldest.
-            closed = self._close(min(candidates, key=lambda pair: pair[0].is_heard)[1])
+            theirs = [
+                one
+                for one, guest in self._guests.items()
+                if most <= SHARE or guest.source == greediest
+            ]
+            idle = (one for one in theirs if not self._guests[one].is_heard)
+            closed = self._close(next(idle, theirs[0]))
             tell(self._full, log.warning, "web.full", connections=CONNECTIONS, peer=closed.source)
 
         self._guests[handler] = _Guest(transport, source, self._timer(HEAD_TIMEOUT, handler))

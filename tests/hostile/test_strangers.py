@@ -143,9 +143,8 @@ async def test_who_squats_the_web_port_keeps_no_agent_from_serving(table: Attack
 
 # Who reaches the web port, or is a user of the node: floods, garbage, and words that act.
 
-"""Connections a second."""
-CROWD = 1_000.0
-"""The same, where they are held: so many are open after a second."""
+CROWD = 600.0
+"""The same, where they are held: 1,000 are open before half of the pods are served."""
 
 
 def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:

@@ -5,7 +5,6 @@ import encodings.idna  # noqa: F401 -- names of hosts need it, and later no modu
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,16 +20,20 @@ class Bounds:
     def __init__(self, most: int, seconds: float, rate: float) -> None:
         self._most, self._end, self._rate = most, time.monotonic() + seconds, rate  # noqa: TID251 -- its own process
         self._begun = time.monotonic()  # noqa: TID251 -- its own process
-        self._over = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: self._over.set())
+        self._is_stopped = False
+        # No threading.Event: a handler that sets one while it is being waited for never returns.
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self._is_stopped = True
 
     def is_over(self, tries: int) -> bool:
         """Whether that was all; waits where the tries came faster than they may."""
         now = time.monotonic()  # noqa: TID251 -- its own process
         early = self._begun + tries / self._rate - now
         if early > 0:
-            self._over.wait(early)
-        return self._over.is_set() or tries >= self._most or now > self._end
+            time.sleep(early)  # noqa: TID251 -- its own process
+        return self._is_stopped or tries >= self._most or now > self._end
 
 
 def attack(program: Mapping[str, Any], facts: dict[str, int], arguments: Sequence[str]) -> None:
