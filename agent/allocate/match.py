@@ -388,12 +388,13 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     life = ASKED_AFTER_DELETION if evidence.witnessed else ASKED_UNWITNESSED
     for stone in evidence.table.tombstones:
         pod, is_recent = stone.pod, dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
-        if not is_recent or pod.terminal or not pod.gpu_containers:
+        is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS
+        if not is_recent or is_answered or evidence.ledger.rows_of(pod.uid):
+            continue
+        if pod.terminal or not pod.gpu_containers:
             continue
         next_one = evidence.table.named(*pod.key)
-        is_past = next_one and (next_one.has_run or evidence.is_answered_now(next_one.uid))
-        is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS
-        if not (is_answered or is_past or evidence.ledger.rows_of(pod.uid)):
+        if not (next_one and (next_one.has_run or evidence.is_answered_now(next_one.uid))):
             yield pod
 
 

@@ -653,8 +653,8 @@ class Inquiry:
 
         It then starts several at once, and crashes when the earlier of two requests is granted.
         """
-        rows = self._source.ledger.value.rows_by(Decider.SCHEDULER)
-        return any(row.epoch != self._source.instance() for row in rows)
+        rows, epoch = self._source.ledger.value.rows_by(Decider.SCHEDULER), self._source.instance()
+        return any(row.epoch != epoch for row in rows)
 
     def newest(self) -> Evidence:
         """The newest views, with the answers to this call."""

@@ -3,6 +3,7 @@
 import collections
 import datetime as dt
 import enum
+import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated
@@ -320,6 +321,7 @@ def former_locks(node: NodeView | None, elapsed: float) -> tuple[NodeLock, ...]:
     return tuple(lock for text in texts if (lock := _lock(text)) is not None)
 
 
+@functools.lru_cache(256)  # each call of the kubelet reads the former locks
 def _lock(text: str | None) -> NodeLock | None:
     try:
         return decode_node_lock(text) if text is not None else None
