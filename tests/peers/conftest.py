@@ -21,13 +21,12 @@ from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, kept, open_cluster
 from tests.peers.lab.node_state import remove_pods
 from tests.peers.lab.nodes import NodeUnderTest, RealNode, open_model_node
-from tests.peers.lab.part import Part
 from tests.peers.lab.placing import Programs
 from tests.peers.lab.releases import MODEL, Release, impossible, release_of
 from tests.peers.lab.requests import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.site import Site
-from tests.peers.lab.switch import open_hami_plugin
+from tests.peers.lab.switch import HamiPlugin, open_hami_plugin
 from tests.peers.lab.table import Table
 
 HERE = Path(__file__).parent
@@ -227,7 +226,7 @@ async def agent(cluster: Cluster) -> Agent:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def theirs(cluster: Cluster) -> AsyncIterator[Part]:
+async def theirs(cluster: Cluster) -> AsyncIterator[HamiPlugin]:
     """A stand-in for HAMi's plugin, which serves the node with 80 slices."""
     async with open_hami_plugin(cluster) as plugin:
         yield plugin

@@ -6,21 +6,17 @@ from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.grants import seen_mounts, told_environment
 from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.node_state import node_of, notes_of, remove_pods, until_allocatable
-from tests.peers.lab.nodes import end_container
+from tests.peers.lab.node_state import node_of, notes_of, remove_pods
 from tests.peers.lab.placement import wall
 from tests.peers.lab.plain import plain_pod, start_plain_agent, until_agrees, without_hami
 from tests.peers.lab.pods import (
     as_seen,
     create,
     delete,
-    forget_told,
     gpu_of,
     key,
-    lives_of,
     phase_of,
     run,
-    until_restarted,
     until_running,
     until_told,
 )
@@ -145,33 +141,3 @@ def is_turned_away(cluster, name):
     return "Pending" == phase_of(pod) and any(
         one["type"] == "PodScheduled" and one["reason"] == "Unschedulable" for one in conditions
     )
-
-
-async def test_a_container_that_dies_after_a_lost_checkpoint_gets_its_limits_again(cluster, table):
-    agent = await start_plain_agent(cluster, limits=True)
-    names = await run(cluster, plain_pod(cluster, "dies", 2), plain_pod(cluster, "lives", 1))
-    await until_told(cluster, *names)
-    await until_agrees(cluster)
-    before, limits = lives_of(cluster, names), limits_told(cluster, "dies")
-    old = {name: directory_in(cluster, name) for name in names}
-
-    await cluster.kubelet.restart(lose_checkpoint=True)
-    await until_allocatable(cluster)
-    forget_told(cluster, "dies")
-    died = wall()
-    await end_container(before["dies"]["c0"].id)
-    await until_told(cluster, "dies", within=60.0)
-    table.add("plain mode: container dies, its record lost → it runs again", wall() - died)
-    await until_restarted(cluster, "dies")
-    await run(cluster, plain_pod(cluster, "new", 3))
-
-    held = await cluster.kubelet.held(RESOURCE)
-    for name in ("dies", "new"):
-        ids = held[key(name), "c0"]
-        assert {gpu_of(one) for one in ids} == visible(cluster, name)
-    assert limits == limits_told(cluster, "dies")
-    fresh = {directory_in(cluster, name) for name in ("dies", "new")}
-    assert not fresh & set(old.values())
-    assert {old["lives"]} | fresh <= directories(cluster)
-    assert before["lives"] == lives_of(cluster, ["lives"])["lives"]
-    assert not agent.events("alloc.refused")

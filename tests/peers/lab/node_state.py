@@ -223,12 +223,6 @@ def register_text(cluster: Cluster) -> str | None:
     return notes_of(node_of(cluster)).get(annotations.REGISTER)
 
 
-async def write_register(cluster: Cluster, text: str | None) -> None:
-    """Write the annotation as somebody else, or remove it."""
-    marks = {annotations.REGISTER: text}
-    await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": marks}})
-
-
 def node_writes(cluster: Cluster, mark: int, *, done: bool = False) -> int:
     """How often the agent has tried to write to the Node since a mark in the audit log.
 
@@ -255,23 +249,6 @@ async def node_events(cluster: Cluster, reason: str) -> list[Object]:
     query = f"reason={reason},involvedObject.kind=Node,involvedObject.name={NODE}"
     found: list[dict[str, Any]] = (await cluster.api.get(_EVENTS, fieldSelector=query))["items"]
     return found
-
-
-async def forget_events(cluster: Cluster, reason: str) -> None:
-    """Delete the Events with that reason about the Node: earlier tests leave them for an hour."""
-    for one in await node_events(cluster, reason):
-        await cluster.api.delete(f"{_EVENTS}/{one['metadata']['name']}")
-
-
-async def until_node_events(
-    cluster: Cluster, reason: str, count: int, within: float = 20.0
-) -> None:
-    """Return once so many Events with that reason are about the Node. Raises TimeoutError."""
-
-    async def are_there() -> bool:
-        return len(await node_events(cluster, reason)) >= count
-
-    await until_answer(are_there, within, lambda: f"not {count} Events {reason}")
 
 
 # How many slices the kubelet offers, looked at all the time: gaps, and how long they were.

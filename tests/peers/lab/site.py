@@ -93,8 +93,12 @@ class Site:
 
     async def install(self, *settings: str) -> None:
         """`helm install` with the values of an operator, and these. Raises AssertionError."""
+        succeeded(await self.try_install(*settings))
+
+    async def try_install(self, *settings: str) -> Ended:
+        """How such an installation ends."""
         given = (*values(self.cluster.release), *settings)
-        await self.run.helm("install", RELEASE, *self._chart(), *_given(given))
+        return await self.run.try_helm("install", RELEASE, *self._chart(), *_given(given))
 
     async def upgrade(self, *settings: str) -> None:
         """`helm upgrade --reset-then-reuse-values`. Raises AssertionError."""
