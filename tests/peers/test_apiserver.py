@@ -542,7 +542,7 @@ async def test_a_watch_ends_in_time_with_a_bookmark_unless_it_is_short(server: S
     async with server.admin.watch(ALL_PODS, **query, timeoutSeconds="1") as events:
         created = await server.admin.create(PODS, plain_pod("elsewhere", "far"))
         assert [] == await events.rest()
-    async with server.admin.watch(ALL_PODS, **query, timeoutSeconds="4") as events:
+    async with server.admin.watch(ALL_PODS, **query, timeoutSeconds="5") as events:
         found = await events.rest()
 
     # The real server sometimes sends it twice.

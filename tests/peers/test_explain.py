@@ -25,7 +25,7 @@ from tests.peers.lab.node_state import (
     until_unlocked,
 )
 from tests.peers.lab.nodes import frozen
-from tests.peers.lab.placement import create_by_hand, lock
+from tests.peers.lab.placement import create_by_hand
 from tests.peers.lab.placing import WITHIN
 from tests.peers.lab.pods import (
     PODS,
@@ -35,7 +35,6 @@ from tests.peers.lab.pods import (
     as_seen,
     create,
     delete,
-    key,
     run,
     status_of,
     stray,
@@ -45,7 +44,7 @@ from tests.peers.lab.pods import (
     until_settled,
 )
 from tests.peers.lab.space import until_answer
-from tests.peers.lab.verbs import as_advised, doctor, explain, until_event, until_reasons, verb
+from tests.peers.lab.verbs import as_advised, doctor, explain, until_reasons, verb
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = XidRequest(gpu="1", xid=79)
@@ -238,16 +237,6 @@ async def until_taken_in(cluster, cordon=None):
     await cluster.nodes.until(is_read, WITHIN, "HAMi's scheduler does not read the Node")
 
 
-async def until_dropped(cluster):
-    """Return once HAMi's scheduler has dropped the Node. Raises TimeoutError.
-
-    Source: HAMi v2.10 pkg/scheduler/scheduler.go, register: it removes its handshake then.
-    """
-    await cluster.nodes.until(
-        lambda: annotations.HANDSHAKE not in notes_of(node_of(cluster)), WITHIN, "not dropped"
-    )
-
-
 async def runs_when_tried(cluster, name):
     """The pod waits for the next try alone, and a label brings that about, as `explain` advises."""
     for number in range(8):
@@ -257,49 +246,6 @@ async def runs_when_tried(cluster, name):
             await until_running(cluster, name, within=5.0)
             return
     raise TimeoutError(f"{name} does not run: {status_of(cluster, name)}")
-
-
-async def test_a_node_whose_agent_is_away_is_unregistered_until_it_is_back(cluster, agent):
-    await resident(cluster, gpus=1)
-    await until_taken_in(cluster)
-    await agent.part.stop()
-    await until_offered(cluster, 0)
-    await until_dropped(cluster)
-    await create(cluster, a_pod("early", a_container(cores=5)))
-    await until_reasons(cluster, "early", "node unregistered")
-
-    found = await explain(cluster, "early")
-
-    assert (1, ("placement", "NodeUnregistered")) == (found.code, found.blocked)
-    assert {"node unregistered"} == found.reasons
-    (node,) = found.data["nodes"]
-    assert node["said"].startswith("unregistered: its kubelet offers 0 slices"), node
-    await cluster.start_registered_agent(name="back")
-    await runs_when_tried(cluster, "early")
-
-
-async def test_a_lock_is_named_with_its_owner_and_that_of_a_gone_pod_is_taken_over(cluster, agent):
-    await resident(cluster, gpus=1)
-    with frozen(agent.part):  # it would release what stands for long
-        await create_by_hand(cluster, a_pod("owner"))
-        await lock(cluster, "owner", age=120.0)
-        await create(cluster, a_pod("waiting", a_container(cores=5)))
-        await until_event(cluster, "waiting", "BindingFailed")
-
-        held = await explain(cluster, "waiting")
-
-        assert (1, ("binding", "E-LOCK")) == (held.code, held.blocked)
-        assert f"held by {key('owner')} for 2 min" in held.gate("binding")["said"]
-        with frozen(cluster.parts["kube-scheduler"]):
-            await delete(cluster, "owner", grace=0)
-            await until_deleted(cluster, "owner")
-            orphaned = await explain(cluster, "waiting")
-        assert (1, ("binding", "E-LOCK")) == (orphaned.code, orphaned.blocked)
-        assert "look whether its holder exists" in orphaned.gate("binding")["advice"]
-        await cluster.pods.until(
-            lambda: NODE == as_seen(cluster, "waiting")["spec"].get("nodeName"), 40.0, "not bound"
-        )
-    await until_running(cluster, "waiting")
 
 
 async def test_of_pods_that_run_and_that_were_refused_the_verbs_tell_what_agent_and_kubelet_hold(

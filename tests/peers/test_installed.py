@@ -156,7 +156,7 @@ async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):
     site, cluster = site_of_module, site_of_module.cluster
     mark, began = cluster.plane.audit.mark(), now()
 
-    await site.install("config.report.nodeCondition=true")
+    await site.install()
     await until_allocatable(cluster, 80, SERVING)
     table.add("helm install → 80 slices allocatable", now() - began)
     await site.until_serving()

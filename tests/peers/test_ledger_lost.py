@@ -6,18 +6,10 @@ import pytest
 
 from agent.cluster import Role
 from agent.errors import StateCorrupt
-from tests.peers.lab.grants import (
-    environment_bytes,
-    expected_inside,
-    oversold,
-    rows,
-    seen_inside,
-    seen_mounts,
-)
+from tests.peers.lab.grants import expected_inside, oversold, rows, seen_inside
 from tests.peers.lab.node_state import until_allocatable
-from tests.peers.lab.nodes import dies
 from tests.peers.lab.placement import wall
-from tests.peers.lab.pods import a_telling_pod, lives_of, run, run_shapes, until_settled, until_told
+from tests.peers.lab.pods import a_telling_pod, lives_of, run, run_shapes, until_settled
 from tests.peers.lab.space import until, until_answer
 
 EVENTS = "/api/v1/namespaces/default/events"
@@ -27,12 +19,6 @@ BACK_WITHIN = 120.0
 
 def state_directory(cluster):
     return cluster.space.view / "var/lib/hami-agent"
-
-
-def lose_state(cluster):
-    """Both generations of it."""
-    for path in state_directory(cluster).glob("state*.json"):
-        path.unlink()
 
 
 def listed(cluster):
@@ -59,11 +45,6 @@ async def listed_and_confirmed(cluster):
 async def until_rows(cluster, wanted):
     """Return once those are the rows again. Raises TimeoutError."""
     await until(lambda: wanted == listed(cluster), BACK_WITHIN, lambda: f"{listed(cluster)}")
-
-
-def inside_of(cluster, name):
-    """What a container was told, to the byte."""
-    return environment_bytes(cluster, name), seen_mounts(cluster, name)
 
 
 @pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
@@ -94,40 +75,3 @@ async def is_told(cluster):
     """Whether the Node has the Event."""
     found = (await cluster.api.get(EVENTS))["items"]
     return any(one["reason"] == "StateRecovered" for one in found)
-
-
-async def three_pods(cluster):
-    """One that is about to die, and two that live."""
-    names = await run(
-        cluster,
-        a_telling_pod(cluster, "dies", gpus=2, memory=7000),
-        *(a_telling_pod(cluster, f"lives-{number}") for number in range(2)),
-    )
-    await until_settled(cluster, *names)
-    await until_told(cluster, *names)
-    return names
-
-
-async def test_a_container_that_dies_after_both_lost_their_records_starts_as_it_was(
-    cluster, agent, table
-):
-    names = await three_pods(cluster)
-    before, inside = lives_of(cluster, names), inside_of(cluster, "dies")
-    wanted = await listed_and_confirmed(cluster)
-
-    await agent.part.kill()
-    lose_state(cluster)
-    await agent.part.start()
-    await until_rows(cluster, wanted)
-    await cluster.kubelet.restart(lose_checkpoint=True)
-    await until_allocatable(cluster)
-    died = wall()
-    await dies(cluster, "dies")
-    table.add("both lost their records: a container dies → it runs again", wall() - died)
-
-    assert inside == inside_of(cluster, "dies")
-    after = lives_of(cluster, names)
-    assert {**before, "dies": after["dies"]} == after
-    await run(cluster, a_telling_pod(cluster, "new", memory=500))
-    assert expected_inside(cluster, "new") == await seen_inside(cluster, "new")
-    assert {} == oversold(cluster)

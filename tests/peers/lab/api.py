@@ -225,10 +225,7 @@ class Watched:
         self.history.clear()
 
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
-        """Return once `holds()` is true; it is looked at after each event.
-
-        Raises TimeoutError: it was not within so many seconds.
-        """
+        """Return once `holds()` is true; it is looked at after each event."""
         try:
             async with asyncio.timeout(within):
                 await self.pulse.until(lambda: bool(holds()))

@@ -67,8 +67,6 @@ def grants(pod: Object) -> dict[str, tuple[SeenGrant, ...]]:
     Groups are those of the containers that ask, in this order: HAMi's scheduler drops the empty
     ones of others, or keeps them, from version to version.
     Source: HAMi v2.10 pkg/device/devices.go, EncodePodSingleDevice.
-
-    Raises ValueError: not as many groups as containers that ask.
     """
     text = notes_of(pod).get(ALLOCATED, "")
     groups = [_group(one) for one in text.split(";") if one]
@@ -149,10 +147,7 @@ def seen_mounts(cluster: Cluster, pod: str, container: str = "main") -> dict[str
 
 
 def expected_inside(cluster: Cluster, name: str) -> Inside:
-    """What each container of a pod must find, by what the scheduler wrote for it.
-
-    Raises ValueError: the annotation fits another pod.
-    """
+    """What each container of a pod must find, by what the scheduler wrote for it."""
     pod, gpus = as_seen(cluster, name), gpu_uuids(cluster)
     uid, given = pod["metadata"]["uid"], grants(pod)
     found: Inside = {}

@@ -47,10 +47,7 @@ MODEL: Final = Release((2, 10, 0))
 
 
 def release_of(scheduler: Path, named: str | None) -> Release:
-    """The release of a scheduler: what it says itself, else what the user says of it.
-
-    Raises ValueError: nobody knows, or no agent can serve it; in a sentence.
-    """
+    """The release of a scheduler: what it says itself, else what the user says of it."""
     said = subprocess.run(  # noqa: S603 -- whoever runs the tests has named it
         (scheduler, "version"),
         check=False,

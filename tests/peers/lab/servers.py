@@ -84,10 +84,7 @@ async def model_server() -> AsyncIterator[Server]:
 
 @contextlib.asynccontextmanager
 async def real_server(binaries: Path) -> AsyncIterator[Server]:
-    """etcd and kube-apiserver of their own, without controllers.
-
-    Raises TimeoutError, OSError: one of them does not start.
-    """
+    """etcd and kube-apiserver of their own, without controllers."""
     with open_root() as root:
         async with open_control_plane(root, binaries) as plane:
             account = {"metadata": {"name": "default"}}

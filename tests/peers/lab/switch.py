@@ -261,10 +261,7 @@ async def until_adopted(
 async def hand_over(
     cluster: Cluster, theirs: HamiPlugin, manner: Manner = "stopped"
 ) -> tuple[Agent, float]:
-    """The agent in the place of HAMi's plugin; with the seconds for which slices were away.
-
-    Raises OSError, TimeoutError: it does not come so far.
-    """
+    """The agent in the place of HAMi's plugin; with the seconds for which slices were away."""
     if manner == "beside":
         agent = await cluster.start_agent("--takeover")
         await until(lambda: bool(agent.events("registration.serving")), WITHIN, agent.part.tail)
