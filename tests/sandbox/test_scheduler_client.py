@@ -142,8 +142,8 @@ def filled() -> ObjectStore:
 async def bind(cluster: Interrupted, name: str = "p") -> None:
     pod = cluster.store.get("pods", "default", name)
     hami = HamiVerbs(cluster, ManualClock(), Seeded(), SchedulerSettings().quick(), eager=False)
-    hami._seen.see("nodes", "ADDED", cluster.store.get("nodes", "", "n1"))
-    hami._seen.see("pods", "ADDED", pod)
+    await hami.see_node("MODIFIED", cluster.store.get("nodes", "", "n1"))
+    hami.see_pod("ADDED", pod)
     await hami.bind("default", name, pod["metadata"]["uid"], "n1")
 
 

@@ -76,9 +76,10 @@ async def bind(store: ObjectStore) -> tuple[str, bool]:
     settings = SchedulerSettings().quick()
     hami = HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), settings, eager=False)
     hami.usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
-    for resource in ("nodes", "pods"):
-        for obj in store.select(resource):
-            hami._seen.see(resource, "ADDED", obj)
+    for node in store.select("nodes"):
+        await hami.see_node("MODIFIED", node)  # which writes nothing, unlike a new one
+    for pod in store.select("pods"):
+        hami.see_pod("ADDED", pod)
     error = ""
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(hami.run())
