@@ -158,6 +158,8 @@ class World:
         self.offers = {
             name: read_offer(node.annotations, None) for name, node in self.nodes.items()
         }
+        sizes = [gpu.registered_mib for o in self.offers.values() if o for gpu in o.gpus]
+        self.greatest_mib = max(sizes, default=0)
 
     @property
     def is_complete(self) -> bool:
@@ -459,8 +461,7 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
     if not placement.fits:
         reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
     requests = pod_requests(dict(world.snapshot.pod), world.settings)
-    sizes = [gpu.registered_mib for offer in world.offers.values() if offer for gpu in offer.gpus]
-    if max((one.memory_mib for one in requests if one), default=0) > max(sizes, default=0) > 0:
+    if max((one.memory_mib for one in requests if one), default=0) > world.greatest_mib > 0:
         facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
@@ -510,8 +511,8 @@ def _is_wanted(gpu: GpuView, steering: Steering) -> bool:
 
 def _distance(fit: NodeFit) -> tuple[int, int]:
     """How far a Node is from a fit: first few kinds of reasons, then much free memory."""
-    free = (gpu.capacity.registered_mib - gpu.load.memory_mib for gpu in fit.gpus)
-    return (len(codes_of(fit.reason)) + 100 * (not fit.gpus), -max(free, default=0))
+    free = max((gpu.free_mib for gpu in fit.gpus), default=0)
+    return len(codes_of(fit.reason)) + 100 * (not fit.gpus), -free
 
 
 def _verdict(
