@@ -20,7 +20,7 @@ from agent.sandbox.scheduler.model import (
     read_steering,
 )
 from agent.sandbox.scheduler.registry import Registry, Version, read_offer
-from agent.sandbox.scheduler.usage import Quotas, Usage
+from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import review_pod
 from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
@@ -153,6 +153,29 @@ async def test_a_changed_annotation_is_seen_within_fifteen_seconds() -> None:
 
 def quota(name: str, **hard: object) -> Json:
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {"hard": hard}}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "factor", "asked_for", "fits"),
+    [
+        ("default", 1, (500, 30), True),
+        ("default", 1, (501, 0), False),
+        ("default", 1, (0, 31), False),
+        ("other", 1, (1500, 50), True),
+        # The factor multiplies the limit of the memory alone.
+        ("default", 4, (5000, 30), True),
+        ("default", 4, (5001, 0), False),
+    ],
+)
+def test_what_a_namespace_holds_and_what_is_asked_may_reach_the_limit(
+    namespace: str, factor: int, asked_for: tuple[int, int], *, fits: bool
+) -> None:
+    usage = Usage()
+    usage.reserve("u", Reservation("n1", [[Share(A, 1000, 20)]], 0, namespace=namespace))
+    quotas, cores = Quotas(usage, factor), {"limits.nvidia.com/gpucores": 50}
+    quotas.see("ADDED", quota("q", **cores, **{"limits.nvidia.com/gpumem": 1500}))
+
+    assert fits == quotas.fits("default", *asked_for)
 
 
 def asked(count: int, memory_mib: int) -> Json:
