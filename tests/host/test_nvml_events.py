@@ -53,15 +53,6 @@ async def test_an_event_of_a_gpu_that_could_not_be_registered_is_asked_for_its_n
         assert [DriverEvent(EventKind.XID, uuid, 48)] == await hear(heard, 1)
 
 
-@pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
-async def test_of_a_gpu_without_events_the_others_go_on(driver, library, call):
-    library.failures[call, 0] = 3
-    async with listening(driver) as heard:
-        library.xid(1, 31)
-
-        assert [DriverEvent(EventKind.XID, G1, 31)] == await hear(heard, 1)
-
-
 @pytest.mark.parametrize(
     ("types", "words"),
     [(2, "does not report XIDs"), (16, "does not report XIDs"), (None, "no events: Not Supported")],
@@ -96,21 +87,6 @@ async def test_a_gpu_whose_registration_failed_is_asked_again_by_the_next_scan(d
         assert "error 999" == unmonitored
         assert "" == (await driver.probe(G0)).unmonitored
     assert {0, 1} == library.registered.keys()
-
-
-async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(driver, library):
-    await driver.scan()
-    async with listening(driver):
-        await until(lambda: library.calls["nvmlDeviceRegisterEvents"] == 2)
-        library.failures["*", 1] = 16
-        await driver.probe(G1)
-        library.reset(1)
-        library.failures["nvmlDeviceRegisterEvents", 1] = 999
-
-        assert "error 999" == (await driver.probe(G1)).unmonitored
-        del library.failures["nvmlDeviceRegisterEvents", 1]
-        await driver.scan()
-        assert "" == (await driver.probe(G1)).unmonitored
 
 
 async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
@@ -174,14 +150,6 @@ async def test_a_wait_that_fails_is_an_error_and_the_next_stream_has_another_set
     assert 2 == library.calls["nvmlEventSetCreate"]
 
 
-async def test_the_end_of_the_session_ends_the_stream(driver, library):
-    async with open_stream(driver, library) as heard:
-        await driver.close()
-
-        assert isinstance((await hear(heard, 1))[0], DriverError)
-    assert (1, 0) == (library.sets_freed, library.open)
-
-
 @pytest.mark.parametrize("order", [(1, 2), (0, 2), (0, 1), (2, 1, 0), (0, 2, 1)])
 async def test_an_event_after_a_move_is_of_the_gpu_whose_handle_it_is_now(driver, library, order):
     library.gpus.append(FakeGpu("GPU-2"))
@@ -214,23 +182,3 @@ async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_
 
         assert reason == (await driver.probe(G1)).unmonitored
         assert bool(reason) == (1 not in library.registered)
-
-
-async def test_streams_begin_again_once_the_machine_gives_threads(driver, library, monkeypatch):
-    monkeypatch.setattr(nvml_driver, "FAREWELL", 0.1)
-    await driver.scan()
-    with monkeypatch.context() as full:
-
-        def refuse(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        full.setattr(threading.Thread, "start", refuse)
-        for _ in range(3):
-            with pytest.raises(DriverError, match="no thread can be started to wait for events"):
-                await anext(driver.events())
-    assert 0 == library.calls["nvmlEventSetCreate"]
-
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-
-        assert [DriverEvent(EventKind.XID, G0, 13)] == await hear(heard, 1)

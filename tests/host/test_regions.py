@@ -209,8 +209,6 @@ import asyncio, pathlib, sys
 from agent.hami.region import RegionChange
 from agent.usage import HostRegions
 from tests.fakes.offload import Inline
-from tests.host.hook_space import IDENTITIES, NO_PRIVILEGES, TOP, can_mount
-from tests.host.proc_node import ProcNode
 from tests.host.region_dirs import NAME
 
 regions = HostRegions(pathlib.Path(sys.argv[1]), Inline())
@@ -385,16 +383,6 @@ async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_othe
 
     assert thread.spent < hours * 3600 * 0.005
     assert {(RegionState.UNREADABLE, True), (RegionState.READABLE, False)} == states
-
-
-@pytest.mark.parametrize("slots", [65, 1024])
-async def test_a_single_crowded_region_is_read_in_each_round(hook, thread, slots):
-    crowded(hook, NAME, slots)
-    regions = HostRegions(hook, thread, cpu=thread.cpu)
-
-    for _ in range(4):
-        assert SUMS == await one(regions)
-        thread.now += 5
 
 
 async def test_what_a_round_did_not_reach_says_so_and_comes_first_in_the_next(hook, thread):

@@ -49,31 +49,11 @@ def touch(path):
 
 
 @pytest.mark.usefixtures("unpolled")
-async def test_names_that_come_and_go_are_told(directory):
-    async with following(directory) as changes:
-        touch(directory / "kubelet.sock")
-        assert ["kubelet.sock"] == await take(changes, 1)
-        touch(directory / "ours.sock")
-        (directory / "kubelet.sock").unlink()
-
-        assert ["ours.sock", "kubelet.sock"] == await take(changes, 2)
-
-
-@pytest.mark.usefixtures("unpolled")
 async def test_a_socket_made_anew_at_once_is_seen(directory):
     touch(directory / "kubelet.sock")
     async with following(directory) as changes:
         (directory / "kubelet.sock").unlink()
         touch(directory / "kubelet.sock")
-
-        assert ["kubelet.sock"] == await take(changes, 1)
-
-
-@pytest.mark.usefixtures("unpolled")
-async def test_a_socket_moved_into_place_is_seen(directory):
-    touch(directory.parent / "new")
-    async with following(directory) as changes:
-        (directory.parent / "new").rename(directory / "kubelet.sock")
 
         assert ["kubelet.sock"] == await take(changes, 1)
 

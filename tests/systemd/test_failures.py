@@ -58,28 +58,6 @@ async def test_an_event_loop_that_froze_is_killed_says_where_it_was_and_is_start
     assert any("freezing.py" in word and "in _spin" in word for word in words)
 
 
-async def test_a_process_that_was_stopped_by_a_signal_is_killed_and_started_again(node):
-    await node.drop_in(SOON)
-    await node.systemctl("start")
-    await node.offers(80)
-
-    await node.kill("STOP")
-
-    await node.until_restarted(1)
-    await node.offers(80)
-    await node.until_words(TIMED_OUT)
-
-
-async def test_an_idle_agent_is_not_killed_by_the_watchdog(node):
-    await node.drop_in(SOON)
-    await node.systemctl("start")
-    await node.offers(80)
-
-    await asyncio.sleep(8)
-
-    await node.until_shown(ActiveState="active", NRestarts="0")
-
-
 async def test_refused_settings_end_with_78_in_one_sentence_and_no_further_start(node):
     node.write("/etc/hami-agent/config.yaml", BAD)
 
