@@ -147,17 +147,6 @@ async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path: Path, 
         plugin.close()
 
 
-async def test_a_change_of_health_reaches_every_stream(tmp_path: Path):
-    async with a_plugin(tmp_path, a_list(1, a_group())) as (door, plugin):
-        streams = [plugin.lists(), plugin.lists()]
-        for stream in streams:
-            await next_of(stream)
-
-        door.lists.set(a_list(2, a_group(healthy=False)))
-
-        assert [{"Unhealthy"}] * 2 == [health(await next_of(stream)) for stream in streams]
-
-
 async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Path):
     async with a_plugin(tmp_path, a_list(1, a_group())) as (door, plugin):
         stream = plugin.lists()

@@ -1,6 +1,5 @@
 """The page at `/`: what it says, its escaping and size, who may read it, and its policy."""
 
-import asyncio
 import base64
 import datetime as dt
 import hashlib
@@ -8,11 +7,9 @@ import html.parser
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.node import Check
@@ -30,10 +27,10 @@ from agent.status import (
 )
 from agent.web.page import ENTRIES, ROWS, page_html
 from agent.web.runbook import runbook_text
-from agent.web.server import HEADERS, KEPT, reading_pages, stands_by
+from agent.web.server import HEADERS, reading_pages, stands_by
 from tests.builders import NOON
 from tests.doors.page_facts import busy
-from tests.doors.web_client import FakePeer, client_of
+from tests.doors.web_client import client_of
 
 POLICY = "Content-Security-Policy"
 LARGEST = 2_000_000
@@ -254,9 +251,6 @@ async def test_its_policy_admits_exactly_the_style_and_the_script_that_are_in_it
     } == rules
 
 
-FAR = cast("web.BaseRequest", FakePeer(("10.1.2.3", 40_000), "/", "localhost"))
-
-
 @pytest.mark.looptime(False)
 async def test_a_standby_answers_a_sentence_and_a_browser_asks_again():
     async with client_of({"/": stands_by}) as client, client.get("/") as answer:
@@ -268,23 +262,6 @@ async def test_a_standby_answers_a_sentence_and_a_browser_asks_again():
         answer.headers["Retry-After"],
     )
     assert text.startswith("This agent stands by; ask again when it serves.")
-
-
-async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
-    asked = []
-
-    def made():
-        asked.append(asyncio.get_running_loop().time())
-        return busy(gpus=1)
-
-    door = reading_pages(made, "all")["/"]
-    bodies = set()
-    for _ in range(3):
-        for _ in range(20):
-            bodies.add(door(FAR).body)
-        await asyncio.sleep(KEPT)
-
-    assert (3, 1) == (len(asked), len(bodies))
 
 
 UNPARSED = {"script", "style"}

@@ -31,9 +31,6 @@ from tests.host.core_space import (
     open_container,
 )
 
-LAZY: Final = ("v1.1s", "v1.2")
-"""The layouts of HAMi 2.8.1 and later."""
-
 pytestmark = BESIDE_LIBRARY
 
 
@@ -111,28 +108,6 @@ async def test_launches_of_a_limited_container_are_held_below_zero(container: Co
     assert [0] == await process.end()
     assert launches + 1 == container.cuda.launches(process.host_pid)
     assert 2 == (await container.read()).recent_kernel
-
-
-async def test_a_launch_shows_in_the_region_where_the_library_says_so(container: CoreContainer):
-    process = await container.start(RECORD_KERNEL_INTERVAL="0")
-    layout = (await container.read()).layout
-    await container.write(RegionChange(recent_kernel=0))
-    container.set_last_kernel(1000)
-
-    assert 0 == await process.do("graph")
-    by_graph = await container.read()
-    assert 0 == await process.do("launch", 1)
-    by_kernel = await container.read()
-
-    assert 0 == by_graph.recent_kernel
-    assert (0 if layout in LAZY else 2) == by_kernel.recent_kernel
-    if layout == "v0":
-        assert None is by_kernel.last_kernel
-    else:
-        long_ago = dt.datetime.fromtimestamp(1000, dt.UTC)
-        assert long_ago == by_graph.last_kernel
-        assert by_kernel.last_kernel is not None
-        assert long_ago < by_kernel.last_kernel
 
 
 # The model of HAMi-core against its own library: the same history leaves the same region.

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import stat
 import threading
@@ -14,7 +13,7 @@ import pytest
 
 from agent import hookdirs as sizes
 from agent.errors import StateError
-from agent.hookdirs import PASS, STEPS, HostHookDirs, large_directories
+from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.system import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.cluster import stand_in
@@ -298,28 +297,6 @@ async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path)
     assert [leaf] == list(leaf.parent.iterdir())
     assert [] == list(leaf.iterdir())
     assert "mine" == (tmp_path / "victim" / "file").read_text()
-
-
-async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):
-    tried, loop = list[str](), asyncio.get_running_loop()
-    now = loop.time()
-    names = [NAME.replace("main", f"c{number}") for number in range(5)]
-    for name in names:
-        await dirs.prepare(name, wipe=True)
-        await dirs.remove(name)
-
-    def slow(name: str, above: int) -> Iterator[None]:
-        nonlocal now
-        tried.append(name)
-        now += 0.75 * PASS
-        yield from itertools.repeat(None, STEPS)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("agent.hookdirs.remove_stepwise", slow)
-        patch.setattr(loop, "time", lambda: now)
-        assert [True] * 5 == [(await dirs.clear()).more for _ in range(5)]
-
-    assert [2] * 5 == [tried.count(name) for name in sorted(set(tried))]
 
 
 async def test_what_cannot_be_removed_is_tried_again_after_an_hour(dirs, hook, monkeypatch):

@@ -90,27 +90,6 @@ def test_one_that_is_held_stays_with_what_is_mounted_there_though_it_was_given_a
     assert [["libvgpu.so"]] * 2 == [names(one) for one in leaves]
 
 
-@IDENTITIES
-def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf, identity):
-    leaves = beside(leaf, 2)
-    for mode, one in zip((0o755, 0o700), leaves, strict=True):
-        (one / "shut" / "in").mkdir(parents=True)
-        (one / "shut" / "in" / "file").write_text("")
-        (one / "shut" / "in").chmod(mode)
-        os.chown(one / "shut" / "in", OTHER, OTHER)
-        for number in range(50):
-            (one / str(number)).mkdir()
-            (one / str(number) / "file").write_text("")
-
-    counts = [line for line in said(hook, each(leaves, *ALL), *identity) if line[0].isdigit()]
-
-    assert ["1 Permission denied", "2 Permission denied"] == counts
-    for kept in set(leaf.parent.iterdir()) - {leaf, *leaves}:
-        assert ["file"] == [path.name for path in kept.rglob("*") if path.is_file()]
-    assert ["0 "] == said(hook, "clear()\n")
-    assert {leaf, *leaves} == set(leaf.parent.iterdir())
-
-
 def test_thousands_of_entries_that_stay_are_given_up_and_hold_up_no_other(hook, leaf):
     (leaf / "shut").mkdir()
     with opened(leaf / "shut") as shut:

@@ -375,27 +375,6 @@ async def test_a_server_that_is_another_is_not_talked_to(tmp_path: Path):
     assert 0 == server.seen
 
 
-async def test_requests_that_fail_together_renew_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    loads: list[Connection] = []
-
-    async def counted(connection: Connection) -> Access:
-        loads.append(connection)
-        return await open_access(connection)
-
-    monkeypatch.setattr(session_module, "open_access", counted)
-    async with in_a_pod(tmp_path) as (server, session):
-        await session.call(ASK)
-        server.token = "second"  # noqa: S105 -- a test
-        mount(tmp_path, "one", "second")
-        async with asyncio.TaskGroup() as group:
-            for _ in range(6):
-                group.create_task(session.call(ASK))
-
-    assert 2 == len(loads)
-
-
 async def test_a_renewal_that_takes_long_holds_up_no_other_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

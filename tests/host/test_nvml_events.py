@@ -25,21 +25,6 @@ async def open_stream(driver, library):
         yield heard
 
 
-async def test_xids_and_memory_errors_arrive_in_order(driver, library):
-    async with listening(driver) as heard:
-        library.xid(1, 79)
-        library.report(0, 0x2)
-        library.report(0, 0x1)  # corrected errors, which nobody asked for
-        library.xid(0, 13)
-        events = await hear(heard, 3)
-
-    assert [
-        DriverEvent(EventKind.XID, G1, 79),
-        DriverEvent(EventKind.ECC_DOUBLE, G0),
-        DriverEvent(EventKind.XID, G0, 13),
-    ] == events
-
-
 @pytest.mark.parametrize(("code", "uuid"), [(None, G1), (15, None)])
 async def test_an_event_of_a_gpu_that_could_not_be_registered_is_asked_for_its_name(
     driver, library, code, uuid
@@ -97,18 +82,6 @@ async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
     assert isinstance(error, DriverError)
     assert "has died" in str(error)
     await until(lambda: library.sets_freed == 1)
-
-
-async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
-    driver, library, monkeypatch
-):
-    monkeypatch.setattr(nvml_driver, "STALL", 0.1)
-    async with open_stream(driver, library) as heard:
-        library.hanging.add(("nvmlEventSetWait_v2", None))
-        (error,) = await hear(heard, 1)
-
-        assert isinstance(error, DriverError)
-        assert "does not return" in str(error)
 
 
 async def test_no_second_thread_is_sent_into_a_wait_that_does_not_come_back(

@@ -7,7 +7,7 @@ import pytest
 from agent.errors import DriverError, GpuError
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome, Trouble
 from tests.fakes.nvml import until
-from tests.fakes.nvml_events import hear, listening
+from tests.fakes.nvml_events import listening
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
@@ -47,19 +47,6 @@ async def test_a_released_gpu_itself_is_asked_nothing(stub_driver, stub, ask):
         await getattr(stub_driver, ask)(G1)
 
     assert not stub.attached(1)
-
-
-async def test_the_others_are_heard_on(stub_driver, stub):
-    await stub_driver.scan()
-    await stub_driver.release([G1])
-    async with listening(stub_driver) as heard:
-        while heard.empty():
-            stub.xid(1, 79)
-            stub.xid(2, 48)
-            await asyncio.sleep(0.01)
-
-        assert [DriverEvent(EventKind.XID, G2, 48)] == await hear(heard, 1)
-        assert not stub.attached(1)
 
 
 async def test_who_listens_when_a_gpu_is_released_is_told_that_the_session_ended(stub_driver, stub):

@@ -145,25 +145,3 @@ async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_
 
     assert ProbeOutcome.PASSED is (await driver.probe(UUIDS[1])).outcome
     assert (2, 1) == (library.calls["nvmlInit"], library.open)
-
-
-async def test_what_has_not_begun_when_the_session_ends_is_not_asked_of_the_next(library, tmp_path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=30)
-    await driver.scan()
-    library.hanging.add(("nvmlDeviceGetCount", None))
-    async with asyncio.TaskGroup() as tasks:
-
-        async def scan() -> None:
-            with pytest.raises(DriverError, match="session"):
-                await driver.scan()
-
-        tasks.create_task(scan())
-        await until(lambda: library.inside == 1)
-        named = library.calls["nvmlDeviceGetName"]
-        library.failures["nvmlDeviceGetHandleByUUID", None] = ENDED
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(UUIDS[0])
-        library.release()
-
-    assert named == library.calls["nvmlDeviceGetName"]
-    await driver.close()

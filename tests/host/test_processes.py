@@ -134,22 +134,6 @@ def test_more_processes_or_cgroups_than_are_read_leave_it_unknown(node):
             made.rmdir()
 
 
-def test_the_cgroups_are_searched_once_a_round_for_however_many_pods(node, monkeypatch):
-    searched = []
-
-    def search(path):
-        searched.append(path)
-        return {}
-
-    monkeypatch.setattr("agent.usage._pods", search)
-    for _ in range(3):
-        node.processes.begin([MAIN, f"{OTHER}_main"])
-        for name in (MAIN, f"{OTHER}_main"):
-            assert None is node.processes.alive(name, frozenset({7}))
-
-    assert 2 == len(searched)
-
-
 CONTAINER = """
 import os, pathlib, subprocess, sys
 procs, directory, place = sys.argv[1:]

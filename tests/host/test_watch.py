@@ -80,15 +80,6 @@ async def test_a_directory_that_comes_later_or_anew_is_watched_from_then_on(dire
 
 
 @pytest.mark.usefixtures("polled")
-async def test_what_inotify_missed_may_be_looked_at_every_few_seconds(directory, monkeypatch):
-    monkeypatch.setattr(Inotify, "add_watch", lambda *_: None)
-    async with following(directory) as changes:
-        touch(directory / "kubelet.sock")
-
-        assert ["", ""] == await take(changes, 2)
-
-
-@pytest.mark.usefixtures("polled")
 async def test_events_still_come_when_others_have_taken_all_that_can_be_opened(
     directory, monkeypatch
 ):

@@ -1,7 +1,6 @@
 """What systemd does when the agent dies, hangs or refuses to start."""
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -73,24 +72,6 @@ async def test_refused_settings_end_with_78_in_one_sentence_and_no_further_start
     assert "sharing.splitCuont" in entry["MESSAGE"]
 
 
-async def test_any_other_failure_is_tried_again_without_end(node):
-    node.settings(
-        HAMI_AGENT_DRIVER_SIMULATE="",
-        HAMI_AGENT_DRIVER_NVML_LIBRARY="/nowhere/libnvidia-ml.so.1",
-        HAMI_AGENT_DRIVER_ON_NO_DRIVER="exit",
-    )
-
-    await node.machine.try_run("systemctl", "start", "--no-block", "hami-agent")
-
-    async def often() -> bool:
-        return int((await node.shown())["NRestarts"]) > 5
-
-    await until_answer(often, 60, lambda: "it was not started six times more")
-    await node.until_words("status=69")
-    starts = [float(line["__REALTIME_TIMESTAMP"]) / 1e6 for line in await first_lines(node)]
-    assert all(later - before > PAUSE for before, later in itertools.pairwise(starts))
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -158,12 +139,6 @@ async def test_a_missing_directory_of_own_lines_is_named_and_waited_for(node):
     await node.offers(80)
     await node.until_shown(ActiveState="active")
     await node.machine.run("rmdir", place)
-
-
-async def first_lines(node):
-    """What each process said first."""
-    entries = await node.journal()
-    return [entry for entry in entries if '"agent.starting"' in entry["MESSAGE"]]
 
 
 @pytest.mark.parametrize(
