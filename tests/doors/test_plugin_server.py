@@ -244,26 +244,41 @@ def test_each_start_has_a_socket_name_of_its_own_where_hami_has_one_for_all(tmp_
 
 
 @pytest.mark.parametrize(
-    ("failure", "expected", "text"),
+    ("wrong", "expected", "text"),
     [
         (PermissionError(13, "Permission denied"), PermissionFault, "may not be written"),
         (OSError(28, "No space left on device"), KubeletError, "No space left on device"),
+        ("open", PermissionFault, r"writable by everybody.*to root, with mode 0750"),
+        ("another's", PermissionFault, "belongs to uid "),
     ],
 )
-def test_a_file_that_cannot_be_made_private_is_not_served(
+def test_nothing_is_served_where_others_could_put_or_reach_a_socket(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    failure: OSError,
+    wrong: OSError | str,
     expected: type[AgentError],
     text: str,
 ):
     def fail(*_: object, **__: object) -> None:
-        raise failure
+        assert isinstance(wrong, OSError)
+        raise wrong
 
-    monkeypatch.setattr(os, "fchmod", fail)
+    with monkeypatch.context() as patched:
+        if wrong == "open":
+            tmp_path.chmod(0o1777)
+        elif wrong == "another's":
+            patched.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+            os.chown(tmp_path, 1234, -1)
+        else:
+            patched.setattr(os, "fchmod", fail)
+        with pytest.raises(expected, match=text):
+            bind(tmp_path, RESOURCE, Seeded())
 
-    with pytest.raises(expected, match=text):
-        bind(tmp_path, RESOURCE, Seeded())
+    if isinstance(wrong, str):
+        assert set() == names(tmp_path)
+    tmp_path.chmod(0o755)
+    os.chown(tmp_path, os.geteuid(), -1)
+    bound_path(tmp_path, Seeded())
 
 
 def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
@@ -284,30 +299,6 @@ def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
         assert not (tmp_path / "nowhere").exists()
         taken.unlink()
         bound.unlink()
-
-
-def test_nothing_is_served_where_everybody_may_put_a_socket(tmp_path: Path):
-    tmp_path.chmod(0o1777)
-
-    with pytest.raises(PermissionFault, match=r"writable by everybody.*to root, with mode 0750"):
-        bind(tmp_path, RESOURCE, Seeded())
-
-    assert set() == names(tmp_path)
-    tmp_path.chmod(0o755)
-    bound_path(tmp_path, Seeded())
-
-
-def test_nothing_is_served_in_a_directory_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    owner = tmp_path.stat().st_uid
-    if owner == 0:
-        owner = 1234
-        os.chown(tmp_path, owner, -1)
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-
-    with pytest.raises(PermissionFault, match=f"belongs to uid {owner}"):
-        bind(tmp_path, RESOURCE, Seeded())
 
 
 def test_a_live_socket_survives_the_sweep_although_its_queue_is_full(tmp_path: Path):

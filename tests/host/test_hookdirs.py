@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from agent import hookdirs as sizes
 from agent.errors import StateError
-from agent.hookdirs import HostHookDirs, large_directories
+from agent.hookdirs import PASS, STEPS, HostHookDirs, large_directories
 from agent.host.system import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.cluster import stand_in
@@ -410,3 +411,25 @@ async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_h
     for most, is_large in ((200_000, False), (90_000, True)):
         monkeypatch.setattr(sizes, "BYTES", most)
         assert is_large == bool(large_directories(hook))
+
+
+async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):
+    tried, loop = list[str](), asyncio.get_running_loop()
+    now = loop.time()
+    names = [NAME.replace("main", f"c{number}") for number in range(5)]
+    for name in names:
+        await dirs.prepare(name, wipe=True)
+        await dirs.remove(name)
+
+    def slow(name: str, above: int) -> Iterator[None]:
+        nonlocal now
+        tried.append(name)
+        now += 0.75 * PASS
+        yield from itertools.repeat(None, STEPS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.hookdirs.remove_stepwise", slow)
+        patch.setattr(loop, "time", lambda: now)
+        assert [True] * 5 == [(await dirs.clear()).more for _ in range(5)]
+
+    assert [2] * 5 == [tried.count(name) for name in sorted(set(tried))]
