@@ -1,7 +1,6 @@
 """What systemd does when the agent dies, hangs or refuses to start."""
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -58,28 +57,6 @@ async def test_an_event_loop_that_froze_is_killed_says_where_it_was_and_is_start
     assert any("freezing.py" in word and "in _spin" in word for word in words)
 
 
-async def test_a_process_that_was_stopped_by_a_signal_is_killed_and_started_again(node):
-    await node.drop_in(SOON)
-    await node.systemctl("start")
-    await node.offers(80)
-
-    await node.kill("STOP")
-
-    await node.until_restarted(1)
-    await node.offers(80)
-    await node.until_words(TIMED_OUT)
-
-
-async def test_an_idle_agent_is_not_killed_by_the_watchdog(node):
-    await node.drop_in(SOON)
-    await node.systemctl("start")
-    await node.offers(80)
-
-    await asyncio.sleep(8)
-
-    await node.until_shown(ActiveState="active", NRestarts="0")
-
-
 async def test_refused_settings_end_with_78_in_one_sentence_and_no_further_start(node):
     node.write("/etc/hami-agent/config.yaml", BAD)
 
@@ -93,24 +70,6 @@ async def test_refused_settings_end_with_78_in_one_sentence_and_no_further_start
     (entry,) = await node.journal()
     assert "/etc/hami-agent/config.yaml:1:" in entry["MESSAGE"]
     assert "sharing.splitCuont" in entry["MESSAGE"]
-
-
-async def test_any_other_failure_is_tried_again_without_end(node):
-    node.settings(
-        HAMI_AGENT_DRIVER_SIMULATE="",
-        HAMI_AGENT_DRIVER_NVML_LIBRARY="/nowhere/libnvidia-ml.so.1",
-        HAMI_AGENT_DRIVER_ON_NO_DRIVER="exit",
-    )
-
-    await node.machine.try_run("systemctl", "start", "--no-block", "hami-agent")
-
-    async def often() -> bool:
-        return int((await node.shown())["NRestarts"]) > 5
-
-    await until_answer(often, 60, lambda: "it was not started six times more")
-    await node.until_words("status=69")
-    starts = [float(line["__REALTIME_TIMESTAMP"]) / 1e6 for line in await first_lines(node)]
-    assert all(later - before > PAUSE for before, later in itertools.pairwise(starts))
 
 
 @pytest.mark.parametrize(
@@ -180,12 +139,6 @@ async def test_a_missing_directory_of_own_lines_is_named_and_waited_for(node):
     await node.offers(80)
     await node.until_shown(ActiveState="active")
     await node.machine.run("rmdir", place)
-
-
-async def first_lines(node):
-    """What each process said first."""
-    entries = await node.journal()
-    return [entry for entry in entries if '"agent.starting"' in entry["MESSAGE"]]
 
 
 @pytest.mark.parametrize(

@@ -374,8 +374,6 @@ def _own_disk() -> Iterator[tuple[str, Path]]:
 DEFAULT = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
 """What containerd leaves a container's root: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
 SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD, AUDIT_WRITE, SETFCAP."""
-IMMUTABLE = 9
-"""CAP_LINUX_IMMUTABLE, which a pod has to ask for."""
 
 _NEW_MOUNTS = 0x00020000
 _BIND, _PRIVATE = 0x1000, 0x44000
