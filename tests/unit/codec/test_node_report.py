@@ -72,12 +72,3 @@ def test_the_score_is_written_beside_the_register_text_and_only_where_it_differs
     assert {REGISTER: TEXT, SCORE: SCORES} == nothing.changes == half.changes
     assert {REGISTER: TEXT} == other_half.changes
     assert {} == the_report(linked(), {REGISTER: TEXT, SCORE: SCORES}, SCORED).changes
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", "no register annotation", "a,b:"])
-def test_what_cannot_be_read_names_no_gpu(text: str | None):
-    assert () == read_register(text)
-
-
-GPUS = registered(an_inventory())
-FIRST, *OTHERS = GPUS

@@ -80,11 +80,6 @@ def test_the_first_setting_that_a_row_does_not_fit_is_named(ledger: Ledger, sett
     assert said(ledger, **settings).startswith(f"c.yaml:{key} cannot change from ")
 
 
-def test_rows_by_two_names_refuse_a_third():
-    other = "example.com/other"
-    assert f"cannot change from {NEW} to {other} while" in said(BOTH_NAMES, resource=other)
-
-
 @pytest.mark.parametrize(
     ("kept", "stands_in"),
     [

@@ -245,7 +245,7 @@ class PlainHistories(RuleBasedStateMachine):
 
 
 TestHistories = PlainHistories.TestCase
-TestHistories.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(stateful_step_count=30)
 
 
 SEARCH = settings(

@@ -1,15 +1,14 @@
 """What differs between the ledger, the kubelet and the API."""
 
 import datetime as dt
-from functools import partial
 
 import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import ContainerKey, Holder, Holding, Ledger, Row, gaps
+from agent.ledger import ContainerKey, Holding, Ledger, Row, gaps
 from agent.model import SliceId
-from agent.reconcile import Findings, ReconcileFacts, judge_by_scheduler, stranger_row
+from agent.reconcile import Findings, ReconcileFacts, judge_by_scheduler
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, RESOURCE, annotated
 
@@ -94,26 +93,7 @@ def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lis
     assert over == len(later.over)
 
 
-@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED])
-def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(phase):
-    stranger = a_pod(phase=phase)
-    holder = Holder(stranger.namespace, stranger.name, "main")
-    seen = ReconcileFacts(PodTable(), (), NOW_KUBELET, NOON - 9 * MINUTE)
-    kept = stranger_row(holder, IDS, RESOURCE, seen)
-    look = partial(
-        found,
-        pods=(stranger,),
-        holdings=(held(stranger, *IDS),),
-        idle={(kept.key, kept.answered_at): -60.0},
-    )
-    ends = phase in {Phase.SUCCEEDED, Phase.FAILED}
-
-    assert len(look().strangers) == (not ends)
-    assert len(look(kept).over) == ends
-
-
 OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
-SECOND = dt.timedelta(seconds=1)
 SUCCESSOR = msgspec.structs.replace(POD, uid=a_pod_uid(9))
 HELD = (held(POD, *IDS),)
 
