@@ -109,7 +109,7 @@ def test_only_our_type_with_amounts_from_0_on_is_served(device, count, *, is_ser
     if is_served:
         assert count == len(decode_pod_devices(text, is_served=True)[1])
         return
-    with pytest.raises(MalformedText, match="group 1: .* is served here"):
+    with pytest.raises(MalformedText, match=r"group 1: .* is served here"):
         decode_pod_devices(text, is_served=True)
 
 

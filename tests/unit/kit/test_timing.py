@@ -33,22 +33,6 @@ def test_a_timer_that_fires_early_does_not_fire_twice():
     assert 5.0 + EARLY / 2 == pytest.approx(left(10.0 - EARLY / 2, 5.0))
 
 
-async def test_what_has_periods_that_are_multiples_runs_in_the_same_turn_of_the_loop():
-    loop, ran = asyncio.get_running_loop(), list[tuple[float, float]]()
-
-    async def work(period: float, begun: float) -> None:
-        await asyncio.sleep(begun)
-        for _ in range(3):
-            await asyncio.sleep(until_tick(period))
-            ran.append((round(loop.time(), 6), period))
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(work(5.0, 0.3))
-        group.create_task(work(10.0, 1.7))
-
-    assert [(5, 5), (10, 5), (10, 10), (15, 5), (20, 10), (30, 10)] == sorted(ran)
-
-
 def now() -> float:
     return round(asyncio.get_running_loop().time(), 6)
 

@@ -1,7 +1,6 @@
 """Room on a GPU: Kubernetes' arithmetic, and never more than is registered."""
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,34 +18,6 @@ GPUS = {G1: GPU, G2: OTHER}
 def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10) -> RoomClaim:
     share = a_share(uuid=G1, memory_mib=mib, core_percent=percent)
     return RoomClaim(a_pod_uid(pod), role, (share,))
-
-
-@pytest.mark.parametrize(
-    ("claims", "use"),
-    [
-        ([claim(mib=100), claim(mib=200, percent=20)], GpuUse(300, 30)),
-        (
-            [
-                claim(role=Role.INIT, mib=500, percent=1),
-                claim(role=Role.INIT, mib=1, percent=50),
-                claim(mib=100),
-            ],
-            GpuUse(500, 50),
-        ),
-        ([claim(role=Role.INIT, mib=500, percent=50), claim(mib=600, percent=60)], GpuUse(600, 60)),
-        ([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GpuUse(600, 20)),
-        ([claim(mib=0)], GpuUse(1000, 10)),
-    ],
-    ids=[
-        "the app containers add up",
-        "init containers count by their peak",
-        "the greater of init and apps counts",
-        "a sidecar runs beside the apps",
-        "no memory means all of it",
-    ],
-)
-def test_the_containers_of_a_pod_take_what_kubernetes_counts(claims, use):
-    assert use == pod_use(claims, GPU)
 
 
 def test_limits_that_an_earlier_version_set_count_until_the_row_goes():

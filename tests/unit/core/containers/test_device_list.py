@@ -84,20 +84,6 @@ def test_names_are_looked_up_where_any_cdi_strategy_is_among_the_strategies(stra
 
 
 @pytest.mark.parametrize(
-    ("gpus", "defined"),
-    [
-        ((G1,), BOTH),
-        ((G1, G2), BOTH),
-        ((G1,), {*BOTH, "nvidia.com/gpu=all", "nvidia.com/gpu=0"}),
-        ((G1,), None),
-        ((), frozenset()),
-    ],
-)
-def test_a_gpu_whose_name_is_defined_may_be_offered(gpus, defined):
-    assert undefined(gpus, CDI, defined) is None
-
-
-@pytest.mark.parametrize(
     "defined",
     [
         frozenset(),

@@ -97,20 +97,6 @@ def test_held_ids_stay_listed_when_the_split_count_falls():
 
 
 @pytest.mark.parametrize(
-    ("present", "condition", "serving"),
-    [
-        (True, Condition.OK, True),
-        (True, Condition.WATCH, True),
-        (True, Condition.BAD, False),
-        (False, Condition.OK, False),
-    ],
-)
-def test_a_gpu_serves_while_it_is_there_and_well(present, condition, serving):
-    shared = a_shared_gpu(present=present, health=a_health(condition=condition))
-    assert serving is shared.serving
-
-
-@pytest.mark.parametrize(
     ("parts", "unavailable_reason"),
     [
         ({}, ""),

@@ -1,6 +1,7 @@
 """What differs between the ledger, the kubelet and the API."""
 
 import datetime as dt
+from functools import partial
 
 import msgspec
 import pytest
@@ -67,30 +68,24 @@ LISTS = {
 
 @pytest.mark.parametrize("holdings", LISTS.values(), ids=LISTS)
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("confirmed", [False, True])
-def test_the_row_of_a_pod_that_succeeded_is_over_whatever_the_kubelet_lists(
-    holdings, role, confirmed
+@pytest.mark.parametrize(
+    ("phase", "seconds", "over"),
+    [
+        (Phase.SUCCEEDED, 0, 1),
+        # A pod that the kubelet rejects at its start is failed while its containers still run.
+        (Phase.FAILED, 59, 0),
+        (Phase.FAILED, 60, 1),
+        (Phase.RUNNING, 0, 0),
+    ],
+)
+def test_the_row_of_an_ended_pod_is_over_whatever_the_kubelet_lists(
+    holdings, role, phase, seconds, over
 ):
-    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
-    row = a_row(confirmed=confirmed, role=role, epoch=NOW_KUBELET, slice_ids=IDS)
-    recorded = {row.key: frozenset(IDS)}
-
-    assert (row,) == found(row, pods=(ended,), holdings=holdings).over
-    assert (row,) == found(row, pods=(ended,), holdings=holdings, recorded=recorded).over
-    assert () == found(row, holdings=holdings).over
-
-
-@pytest.mark.parametrize("holdings", LISTS.values(), ids=LISTS)
-@pytest.mark.parametrize(("seconds", "over"), [(0, 0), (59, 0), (60, 1), (7200, 1)])
-def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lists(
-    holdings, seconds, over
-):
-    """A pod that the kubelet rejects at its start is failed while its containers still run."""
-    ended = msgspec.structs.replace(POD, phase=Phase.FAILED)
-    first = found(a_row(), pods=(ended,), holdings=holdings)
-    later = found(a_row(), pods=(ended,), holdings=holdings, idle=first.idle, elapsed=seconds)
-
-    assert over == len(later.over)
+    pod = msgspec.structs.replace(POD, phase=phase)
+    row = a_row(role=role, epoch=NOW_KUBELET, slice_ids=IDS)
+    for recorded in (None, {row.key: frozenset(IDS)}):
+        look = partial(found, row, pods=(pod,), holdings=holdings, recorded=recorded)
+        assert over == len(look(idle=look().idle, elapsed=seconds).over)
 
 
 OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
