@@ -10,7 +10,7 @@ from deploy import facts
 from tests.shape import tree
 
 BLOCK = re.compile(r"<!-- make facts -->\n(.*?)<!-- the end of it -->", re.DOTALL)
-DEPLOY = tree.text("deploy/README.md")
+COMPARISON = tree.text("COMPARISON.md")
 GAP = "rolling update: no slices for"
 
 
@@ -34,7 +34,7 @@ def test_the_benchmarks_quote_the_rights():
 
 
 def test_the_rights_beside_hamis_are_the_same():
-    rows = re.findall(r"^\| (`[a-z/]+`) \| [^|]* \| ([^|]*) \|$", DEPLOY, re.MULTILINE)
+    rows = re.findall(r"^\| (`[a-z/]+`) \| [^|]* \| ([^|]*) \|$", COMPARISON, re.MULTILINE)
     beside = {resource: verbs for resource, verbs in rows if "nodeCondition" not in verbs}
 
     assert beside == {row[0]: row[1] for row in facts.granted()}
