@@ -340,13 +340,11 @@ async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end
 ):
     (clean,) = [
         one
-        for one in told("deploy/README.md")
+        for one in told("GUIDE.md")
         if one.startswith("hami-agent uninstall --") and "--kubeconfig" in one
     ]
     (revoke,) = [
-        one
-        for one in told("deploy/README.md")
-        if one.startswith("kubectl delete clusterrolebinding")
+        one for one in told("GUIDE.md") if one.startswith("kubectl delete clusterrolebinding")
     ]
     plane, admin = guarded.plane, guarded.admin
     kubeconfig = plane.kubeconfig(ADMIN)

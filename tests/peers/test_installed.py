@@ -62,18 +62,18 @@ WRITABLE = {
     "/var/lib/hami-agent",
     "/var/lib/kubelet/device-plugins",
 }
-"""As deploy/README.md lists them."""
+"""As GUIDE.md lists them."""
 RUNTIMES_OWN = ("/dev", "/proc", "/sys/fs/cgroup", "/etc/hosts", "/host/sys/fs/cgroup/")
 """Every container has them; the last is what a runtime without recursive read-only mounts leaves
 writable where each controller of cgroup v1 is a mount of its own."""
 
 
 GAP = 5.0
-"""Seconds without slices while the image changes, as deploy/README.md says."""
+"""Seconds without slices while the image changes, as GUIDE.md says."""
 
 WRITTEN = (annotations.REGISTER, annotations.SCORE)
 LEFT = {"/run/hami-agent", "/usr/local/vgpu", "/var/lib/hami-agent"}
-"""As deploy/README.md says."""
+"""As GUIDE.md says."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -424,7 +424,7 @@ async def test_of_both_plugins_the_first_keeps_the_node(site_of_module):
 
 
 async def look_again(site, namespace, label):
-    """As deploy/README.md says: the scheduler leaves a pod that waits alone for up to 5 minutes.
+    """As GUIDE.md says: the scheduler leaves a pod that waits alone for up to 5 minutes.
 
     It looks again when a pod is gone that all terms of the anti-affinity match, and each of ours
     matches another plugin.
@@ -459,7 +459,7 @@ BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def typed_in_the_document():
     """The commands of a switch, as words: those that look, and those that switch."""
-    (section,) = SECTION.findall((SOURCE / "deploy/README.md").read_text())
+    (section,) = SECTION.findall((SOURCE / "GUIDE.md").read_text())
     looks, switches, _ = BLOCK.findall(section)
     blocks = (block.replace("\\\n", " ").splitlines() for block in (looks, switches))
     return [[shlex.split(line) for line in lines] for lines in blocks]

@@ -79,20 +79,20 @@ async def test_kubectl_has_the_commands_and_their_flags(typed):
 
 
 async def test_the_manifests_are_applied_started_anew_and_deleted(server, typed):
-    await typed(line("deploy/README.md", "kubectl apply -f deploy/manifests"))
+    await typed(line("GUIDE.md", "kubectl apply -f deploy/manifests"))
     before = await server.admin.get(f"{APPS}/hami-agent")
     assert "hami-agent" in await names(server, f"{SYSTEM}/serviceaccounts")
 
-    await typed(line("deploy/README.md", "rollout restart"))
+    await typed(line("GUIDE.md", "rollout restart"))
     after = await server.admin.get(f"{APPS}/hami-agent")
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
 
-    await typed(line("deploy/README.md", "kubectl delete -f deploy/manifests"))
+    await typed(line("GUIDE.md", "kubectl delete -f deploy/manifests"))
     assert "hami-agent" not in await names(server, APPS)
 
 
 async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
-    said = await typed(line("deploy/README.md", "deploy/doctor.yaml", "kubectl apply"))
+    said = await typed(line("GUIDE.md", "deploy/doctor.yaml", "kubectl apply"))
 
     assert 4 == said.count("created")
     pod = await server.admin.get(f"{SYSTEM}/pods/hami-agent-doctor")
@@ -101,7 +101,7 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
     assert "registry.example:5000/gpu/hami-agent:0.1.0" == container["image"]
 
     # Nobody is there to confirm that the container ended.
-    await typed(f"{line('deploy/README.md', 'delete -f deploy/doctor.yaml')} --wait=false")
+    await typed(f"{line('GUIDE.md', 'delete -f deploy/doctor.yaml')} --wait=false")
     await server.admin.ask("DELETE", f"{SYSTEM}/pods/hami-agent-doctor", {"gracePeriodSeconds": 0})
 
     async def is_gone():
@@ -111,7 +111,7 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
     assert "hami-agent-doctor" not in await names(server, f"{SYSTEM}/serviceaccounts")
 
 
-@pytest.mark.parametrize("document", ["RUNBOOK.md", "systemd/README.md", "deploy/README.md"])
+@pytest.mark.parametrize("document", ["RUNBOOK.md", "GUIDE.md"])
 async def test_what_stays_on_a_node_is_taken_off_it(server, typed, document):
     written = dict.fromkeys((annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE), "x")
     await server.admin.patch(NODE_PATH, marks(**written, kept="1"))
