@@ -241,22 +241,22 @@ def key_of(item: Object) -> str:
 
 
 @contextlib.asynccontextmanager
-async def watching(api: Api, path: str, **query: str) -> AsyncIterator[Watched]:
+async def watching(api: Api, path: str, seen: Watched | None = None) -> AsyncIterator[Watched]:
     """List and watch until the block ends; opened again after the server was away."""
-    watched = Watched()
+    watched = seen or Watched()
     async with asyncio.TaskGroup() as group:
-        follower = group.create_task(_follow(api, path, query, watched))
+        follower = group.create_task(_follow(api, path, watched))
         try:
             yield watched
         finally:
             follower.cancel()
 
 
-async def _follow(api: Api, path: str, query: Mapping[str, str], watched: Watched) -> None:
+async def _follow(api: Api, path: str, watched: Watched) -> None:
     loop = asyncio.get_running_loop()
     while True:
         try:
-            listed = await api.get(path, **query)
+            listed = await api.get(path)
             present = {key_of(item): item for item in listed["items"]}
             for key in watched.objects.keys() - present.keys():
                 watched.take(Sighting(loop.time(), "DELETED", watched.objects[key]))
@@ -264,7 +264,7 @@ async def _follow(api: Api, path: str, query: Mapping[str, str], watched: Watche
                 if watched.objects.get(key) != item:
                     watched.take(Sighting(loop.time(), "ADDED", item))
             version = listed["metadata"]["resourceVersion"]
-            async with api.watch(path, resourceVersion=version, **query) as events:
+            async with api.watch(path, resourceVersion=version) as events:
                 async for event in events:
                     if event["type"] == "ERROR":
                         break

@@ -218,9 +218,6 @@ def as_advised(pod: Object, said: str) -> Object:
         spec["containers"][0]["resources"]["limits"][less[2]] = less[1].replace(",", "")
     elif said.startswith("drop nodeSelector,"):
         del spec["nodeSelector"]
-    elif said.startswith("create the pod again without schedulerName"):
-        del spec["schedulerName"]
-        metadata.pop("labels", None)
     else:
         raise AssertionError(f"nothing to make of {said!r}")
     return changed
