@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,6 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
@@ -600,29 +598,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_ctime_ns
-
-
-# The kubelet's own checkpoint, changed behind its back: it believes what it reads at its start.
-
-
-def rebook(cluster: Cluster, name: str, ids: Mapping[str, str]) -> None:
-    """Have a pod's containers hold other slices, by the old ones. The kubelet must not run."""
-    uid, directory = as_seen(cluster, name)["metadata"]["uid"], cluster.kubelet.plugins
-    content = checkpoint.load(directory)
-    entries = tuple(
-        _rebooked(entry, ids) if entry.pod_uid == uid else entry for entry in content.entries
-    )
-    changed = checkpoint.Checkpoint(entries, content.registered)
-    checkpoint.replace(directory, changed, random.Random())  # noqa: S311 -- a file's name
-
-
-def _rebooked(
-    entry: checkpoint.CheckpointEntry, ids: Mapping[str, str]
-) -> checkpoint.CheckpointEntry:
-    return checkpoint.CheckpointEntry(
-        pod_uid=entry.pod_uid,
-        container=entry.container,
-        resource=entry.resource,
-        numa={node: [ids[one] for one in held] for node, held in entry.numa.items()},
-        response=entry.response,
-    )
