@@ -111,10 +111,7 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
     assert wanted == counted(requests)
 
 
-@pytest.mark.parametrize("policy", ["scheduled", "unique"])
-async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, policy):
-    flags = ("--unlocked-pods", policy) if policy == "unique" else ()
-    agent = await cluster.start_registered_agent(*flags)
+async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, agent):
     for pod in LOCKLESS:
         name = name_of(pod)
         await run(cluster, telling(cluster, pod), within=60.0)

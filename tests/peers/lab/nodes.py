@@ -10,7 +10,7 @@ import itertools
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -46,7 +46,6 @@ from tests.peers.lab.placement import until_kubelet_says
 from tests.peers.lab.pods import (
     NAMESPACE,
     PODS,
-    PodLife,
     a_container,
     a_pod,
     as_seen,
@@ -475,28 +474,6 @@ def frozen(part: Part) -> Iterator[None]:
 def processes(container_id: str) -> frozenset[int]:
     """The processes of a container, as this process counts them; `containerd://` may precede."""
     return frozenset(_members(container_id.rpartition("/")[2]))
-
-
-async def until_at_rest(lives_of_pods: Iterable[Mapping[str, PodLife]]) -> None:
-    """Return once each container of telling pods that have told has its shell and a `sleep` alone.
-
-    Until then what told may be there still, or the `sleep` not yet. Raises TimeoutError.
-    """
-    ids = [one.id for found in lives_of_pods for one in found.values()]
-
-    async def are_at_rest() -> bool:
-        return all(["sh", "sleep"] == _programs(one) for one in ids)
-
-    await until_answer(are_at_rest, 20.0, lambda: f"{[*map(_programs, ids)]} run")
-
-
-def _programs(container_id: str) -> list[str]:
-    """The programs of a container's processes, sorted."""
-    found = []
-    for pid in processes(container_id):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            found.append(Path(f"/proc/{pid}/comm").read_text().strip())
-    return sorted(found)
 
 
 def _members(name: str) -> Iterator[int]:
