@@ -3,6 +3,7 @@
 Its state is shared by all processes that load the same file, so a whole agent can be driven too.
 """
 
+import asyncio
 import ctypes
 import itertools
 import shutil
@@ -96,6 +97,16 @@ class NvmlStub:
         """`call` does not come back until it is told to."""
         self._library.stub_hang(self._calls[call], _slot(slot), int(hung))
 
+    def release(self) -> None:
+        """Every call that hangs comes back."""
+        for call, slot in itertools.product(self._calls, (None, 0, 1, 2)):
+            self.hang(call, slot, hung=False)
+
+    def succeed(self) -> None:
+        """No call fails any more."""
+        for call, slot in itertools.product(self._calls, (None, 0, 1, 2)):
+            self.fail(call, slot, code=0)
+
     def attached(self, slot: int) -> bool:
         """A session holds the GPU: it can neither be reset nor be repartitioned."""
         return bool(self._library.stub_attached(slot))
@@ -154,3 +165,12 @@ class NvmlStub:
 
 def _slot(slot: int | None) -> int:
     return -1 if slot is None else slot
+
+
+async def until(holds: Callable[[], bool], within: float = 10.0) -> None:
+    """Wait until it holds, on real time: nothing tells when a thread has moved."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within
+    while not holds():
+        assert loop.time() < end
+        await asyncio.sleep(0.005)
