@@ -309,16 +309,14 @@ class Small:
 
 @contextlib.asynccontextmanager
 async def open_node(
-    slices: int = 80, *, small: Small | None = None, web_port: int = 0, log: str = "json"
+    slices: int = 80, *, small: Small | None = None, web_port: int = 0
 ) -> AsyncIterator[Node]:
     """The agent at work, beside a neighbour that has something in its directory.
 
     Strangers may come as near as any file system lets them: nothing above is closed.
     """
     chosen = dataclasses.replace(
-        options("--log-format", log, gpus=slices // 10),
-        scheduler=SchedulerSettings().quick(),
-        web_port=web_port,
+        options(gpus=slices // 10), scheduler=SchedulerSettings().quick(), web_port=web_port
     )
     with _own_disk() as (kind, disks):
         async with open_cluster(chosen) as cluster:

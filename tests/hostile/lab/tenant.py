@@ -3,7 +3,6 @@
 It sees DIRECTORY alone. Each attack is a generator: a step, and how many tries it was.
 """
 
-import contextlib
 import errno
 import itertools
 import os
@@ -16,8 +15,6 @@ from agent.hami.region import MAX_GPUS, V1_2
 from tests.hostile.lab.node import DEFAULT, enter
 from tests.hostile.lab.working import Bounds, work
 
-ESCAPES = "\n\x1b[2J\x1b]0;forged\x07{}"
-
 
 def files() -> Iterator[int]:
     """Empty files, ten thousand in a directory, every other directory closed."""
@@ -28,21 +25,6 @@ def files() -> Iterator[int]:
         os.close(os.open(f"{made}/{number}", os.O_CREAT | os.O_WRONLY))
         if number % 10_000 == 9_999 and number % 20_000 == 19_999:
             os.chmod(made, 0)
-        yield 1
-
-
-def names() -> Iterator[int]:
-    """Names of 255 bytes: newlines, what a terminal obeys, no UTF-8, and the agent's own form."""
-    for number in itertools.count():
-        forged = (ESCAPES.format(number) * 30)[:255]
-        mixed = f"{number}".encode() + b"\xff\xfe\n" * 80
-        for name in (forged.encode(), mixed[:255], f"-rf {number}".encode()):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name)
-                os.close(os.open(name + b"/" + name, os.O_CREAT | os.O_WRONLY))
-            yield 1
-        aside = f".removed-{number:032x}-{number:016x}"
-        os.symlink("/", aside)
         yield 1
 
 
@@ -136,7 +118,7 @@ def forges() -> Iterator[int]:
 FACTS: dict[str, int] = {"full": 0}
 ATTACKS = {
     one.__name__: one
-    for one in (*(files, names, inodes, space), *(shortens, swells, swaps, points, crowds, forges))
+    for one in (*(files, inodes, space), *(shortens, swells, swaps, points, crowds, forges))
 }
 
 
