@@ -17,8 +17,7 @@ from agent.sandbox.driver import open_simulation
 from agent.sandbox.hardware_talk import ask
 from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
-from tests.fakes.nvml_events import listening
-from tests.fakes.nvml_stub import NvmlStub
+from tests.fakes.nvml_stub import NvmlStub, listening
 
 pytestmark = pytest.mark.looptime(False)
 

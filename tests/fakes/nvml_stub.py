@@ -9,11 +9,16 @@ import itertools
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import pynvml
 import pytest
+
+from agent.errors import DriverError
+from agent.model import DriverEvent
+from agent.ports import Driver
 
 XID: Final = 0x8
 ANY: Final = "any"
@@ -174,3 +179,29 @@ async def until(holds: Callable[[], bool], within: float = 10.0) -> None:
     while not holds():
         assert loop.time() < end
         await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def listening(driver: Driver):
+    """A queue of what the driver reports; an error ends it, but a set that failed is made anew."""
+    heard: asyncio.Queue[DriverEvent | DriverError] = asyncio.Queue()
+
+    async def listen() -> None:
+        is_over = False
+        while not is_over:
+            try:
+                async for event in driver.events():
+                    heard.put_nowait(event)
+            except DriverError as error:
+                heard.put_nowait(error)
+                is_over = "waiting for events failed" not in str(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(listen())
+        yield heard
+        task.cancel()
+
+
+async def hear(heard, count: int) -> list:
+    async with asyncio.timeout(30):
+        return [await heard.get() for _ in range(count)]

@@ -10,8 +10,7 @@ import pytest
 from agent.errors import DriverError
 from agent.gpu import driver as nvml_driver
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
-from tests.fakes.nvml_events import hear, listening
-from tests.fakes.nvml_stub import until
+from tests.fakes.nvml_stub import hear, listening, until
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
