@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from agent.cluster import REGISTER
-from tests.builders import NODE
+from agent.cluster import CORDON, HANDSHAKE, REGISTER
+from agent.sandbox.apiserver_requests import merge_patch
+from tests.builders import NODE, a_uuid
 from tests.machine.one_node import Happening, play
 from tests.machine.pods import Shape
 from tests.machine.world import MachineWorld
@@ -60,6 +61,22 @@ async def an_outage_of_the_api_server(world: MachineWorld) -> None:
     world.faults.clear()
 
 
+async def what_others_write_on_the_node(world: MachineWorld) -> None:
+    """A heartbeat, a label, a cordon, an annotation like ours, a scheduler's handshake."""
+    for number, changes in enumerate(
+        (
+            {"status": {"phase": "Running"}},
+            {"metadata": {"labels": {"zone": "a"}}},
+            {"metadata": {"annotations": {CORDON: a_uuid(0)}}},
+            {"metadata": {"annotations": {"hami.io/node-register-other": "x"}}},
+            {"metadata": {"annotations": {HANDSHAKE: "Requesting_2026-08-21 06:20:50"}}},
+            {"metadata": {"annotations": {HANDSHAKE: None}}},
+        )
+    ):
+        world.store.update("nodes", "", NODE, lambda held, new=changes: merge_patch(held, new))
+        await asyncio.sleep(60 + number)
+
+
 async def settings_that_are_the_same(world: MachineWorld) -> None:
     world.set_split(world.split)
 
@@ -72,6 +89,7 @@ async def settings_that_are_the_same(world: MachineWorld) -> None:
         a_kubelet_that_was_away,
         a_new_kubelet_without_its_records,
         an_outage_of_the_api_server,
+        what_others_write_on_the_node,
         settings_that_are_the_same,
     ],
     ids=lambda one: one.__name__,

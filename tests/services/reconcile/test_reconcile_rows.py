@@ -291,7 +291,7 @@ async def test_what_a_disk_did_not_take_is_written_and_counted_at_the_next_look(
         assert ([False], 0) == ([row.confirmed for row in scene.rows], counted(scene))
         scene.disk.faults.revive()
 
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(RETRY + 1)
 
         assert [True] == [row.confirmed for row in scene.rows]
         assert (held == ELSEWHERE) == counted(scene)
