@@ -69,7 +69,7 @@ class KeepingBench:
     @property
     def left_out(self) -> str:
         """The GPUs that are said to be left out: those with names by their number."""
-        numbers = {a_uuid(n): str(n) for n in range(10)}
+        numbers: dict[str, str] = {a_uuid(n): str(n) for n in range(10)}
         return " ".join(numbers.get(one.gpu, one.gpu) for one in self.keeper.left_out.value)
 
 
