@@ -76,18 +76,9 @@ def test_openshift_allows_what_the_pods_have_and_no_other_account(helm: Helm):
     assert {f"system:serviceaccount:kube-system:{one}" for one in accounts} == set(allowed["users"])
 
 
-def test_there_are_commands_at_all():
-    assert {"install", "upgrade"} == {command[1] for command in commands()}
-
-
 @pytest.mark.parametrize("words", runs_of("helm"), ids=" ".join)
 def test_helm_has_the_command_and_its_flags(helm: Helm, words: tuple[str, ...]):
     assert f"\nUsage:\n  helm {words[0]} " in helm.help(words)
-
-
-def test_helm_would_say_what_is_misspelt(helm: Helm):
-    with pytest.raises(AssertionError, match="unknown flag: --resue-values"):
-        helm.help(("upgrade", "hami-agent", CHART, "--resue-values"))
 
 
 def test_what_is_installed_or_upgraded_is_one_of_two_charts():
