@@ -341,6 +341,14 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
 LABEL = {"app.kubernetes.io/component": "hami-device-plugin"}
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def bare_site(site_of_module):
+    """Nothing is installed."""
+    if await site_of_module.is_installed():
+        await site_of_module.uninstall()
+    return site_of_module
+
+
 def daemon_sets(namespace):
     return f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
 
@@ -384,8 +392,8 @@ async def remove_other(cluster, namespace):
     await until_phases(cluster, lambda: others(cluster))
 
 
-async def test_of_both_plugins_the_first_keeps_the_node(site_of_module):
-    site, cluster = site_of_module, site_of_module.cluster
+async def test_of_both_plugins_the_first_keeps_the_node(bare_site):
+    site, cluster = bare_site, bare_site.cluster
     await cluster.api.create(daemon_sets("default"), hamis_plugin())
     await until_phases(cluster, lambda: others(cluster), "Running")
 
@@ -466,9 +474,9 @@ def args_of(site):
 
 
 async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agent(
-    site_of_module, tmp_path
+    bare_site, tmp_path
 ):
-    site, cluster = site_of_module, site_of_module.cluster
+    site, cluster = bare_site, bare_site.cluster
     hami = await hami_alone(site, tmp_path / "hami")
     refused = await site.try_install()
     assert "HAMi's device plugin (DaemonSet hami-device-plugin) serves the same nodes" in (
