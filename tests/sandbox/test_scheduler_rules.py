@@ -244,6 +244,7 @@ def fitted(annotations: dict[str, str], count: int, node: RegisteredNode) -> tup
         ("slot=1,slot=1,memory=1", 'duplicate "slot" weight'),
         ("slot=a,core=1,memory=1", '"slot" weight must be an integer'),
         (f"slot={2**63},core=1,memory=1", '"slot" weight must be an integer'),
+        (f"slot={'9' * 5000},core=1,memory=1", '"slot" weight must be an integer'),
         ("slot=-1,core=1,memory=1", '"slot" weight must not be negative'),
         ("slot=1,core=1,fans=1", 'unknown weight "fans"'),
         ("slot=0,core=0,memory=0", "at least one weight must be positive"),
