@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -267,7 +267,7 @@ async def deleted_early(play: Play, pods: Wanted) -> None:
         await asyncio.sleep(0.06)
 
 
-WORKLOADS = {
+WORKLOADS: dict[str, tuple[SchedulerSettings, Callable[[Play, Wanted], Awaitable[None]]]] = {
     "serial": (SLOW, in_series),
     "serial-fast": (FAST, in_series),
     "burst": (SLOW, at_once),
