@@ -51,6 +51,19 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
         assert 1 == service.generation
 
 
+async def test_ten_changes_at_once_need_two_writes():
+    disk = GatedDisk(shut=True)
+    async with a_service(disk) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.commit(putting(0)))
+        await asyncio.sleep(0.01)
+        for number in range(1, 10):
+            group.create_task(service.commit(putting(number)))
+        await asyncio.sleep(0.01)
+        disk.gate.set()
+
+    assert (2, 10) == (disk.writes, len(service.ledger.value.rows))
+
+
 async def test_a_change_that_changes_nothing_is_not_written():
     disk = GatedDisk()
     async with a_service(disk) as service:
