@@ -19,8 +19,8 @@ from agent.model import Condition, slice_id
 from agent.state import RETRY
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
+from tests.fakes.disk import GatedDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.fakes.gated_disk import GatedDisk
 from tests.services.allocation.allocating import Desk, ids, placed
 from tests.services.at_work import at_work
 
@@ -64,7 +64,7 @@ async def test_a_library_that_vanishes_takes_every_slice_off_the_list_and_out_of
         await asyncio.sleep(BACK)
         assert ([G0, G1], [G0, G1]) == offered(node)
         assert [] == degraded(node)
-        assert ["NothingOffered"] == node.reasons
+        assert ["NothingOffered", "SlicesOffered"] == node.reasons
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ async def silent(place):
 
         assert DISK_BUDGET == pytest.approx(refused, abs=0.1)
         assert (2, 2) == tuple(map(len, offered(front)))
-        assert ["NothingOffered"] == front.reasons
+        assert ["NothingOffered", "SlicesOffered"] == front.reasons
         assert [2, 0, 2] == [count for _, count in node.changes][-3:]
 
 

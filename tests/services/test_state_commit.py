@@ -21,7 +21,7 @@ from agent.state import (
 )
 from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
 from tests.fakes.clock import ManualClock
-from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.disk import GatedDisk
 from tests.services.at_work import at_work
 
 

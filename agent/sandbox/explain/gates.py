@@ -24,34 +24,24 @@ from agent.sandbox.explain.story import (
     Gate,
     GateVerdict,
     agent_events,
-    agent_sentence,
+    agent_refusal,
     agent_words,
     core_words,
     last_event,
     meaning,
     mib,
     recreated,
-    refusal_id,
     status_text,
     when,
 )
-from agent.sandbox.scheduler.model import (
-    CORES,
-    COUNT,
-    MEMORY,
-    MEMORY_PERCENT,
-    all_containers,
-    container_request,
-    lookup,
-    parse_quantity,
-)
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL
 from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
 from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
 
 _NAMED: Final = re.compile(r"\bGPU-|\bGPUs? [0-9]")
 """Where an Event names GPUs, by UUID or index."""
-
 _SEVERAL: Final = re.compile(r"\bGPUs ([0-9]+(?:, [0-9]+)*)")
 """The indexes of GPUs in an Event. Source: gpus_in_words of agent/report.py."""
 
@@ -61,7 +51,7 @@ BINDING: Final = "binding"
 ALLOCATION: Final = "allocation"
 START: Final = "start"
 RUNNING: Final = "running"
-RESOURCES: Final = (COUNT, MEMORY, MEMORY_PERCENT, CORES)
+RESOURCES: Final = (COUNT, MEMORY, model.MEMORY_PERCENT, CORES)
 READ_BY_HAMI: Final = (f"limits.{MEMORY}", f"limits.{CORES}")
 """The names in a ResourceQuota that HAMi's scheduler reads."""
 HOLDERS_TOLD: Final = 3
@@ -73,16 +63,12 @@ ENDED_FREED_WITHIN: Final = 5.0
 """Seconds in which an agent frees the lock of a pod that has ended."""
 UNLOCK: Final = "if it stays, remove it: kubectl annotate node {node} hami.io/mutex.lock-"
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-_MEBI: Final = 2**20
 
 
 def asks_for_gpus(pod: JsonObject) -> bool:
     """Whether a container names one of HAMi's resources."""
-    return any(
-        lookup(container, resource) is not None
-        for container in all_containers(dict(pod))
-        for resource in RESOURCES
-    )
+    containers = all_containers(dict(pod))
+    return any(lookup(one, key) is not None for one in containers for key in RESOURCES)
 
 
 def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
@@ -90,34 +76,27 @@ def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     deleting = None if pod["spec"].get("nodeName") else deletion(pod, now)
     if deleting is not None:
         return Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)
-    wanted, found = world.settings.scheduler_name, pod["spec"].get("schedulerName") or ""
+    found = pod["spec"].get("schedulerName") or ""
     shown = cap(found, 64) or "not set"
-    if found != wanted:
+    if found != world.settings.scheduler_name:
         return _not_ours(world, pod, shown)
-    if dropped := tuple(_dropped(world, pod)):
-        whose, meant = zip(*dropped, strict=True)
-        return Gate(
-            ADMISSION,
-            GateVerdict.BLOCKED,
-            f"HAMi drops the whole GPU request of {', '.join(whose)}: {MEMORY} is a number of "
-            "MiB, and this value is too great or not whole",
-            "E-REQUEST",
-            f"write MiB without a unit: `{MEMORY}: {next(filter(None, meant), 16000)}`",
+    if dropped := dict(_dropped(world, pod)):
+        said = (
+            f"HAMi drops the whole GPU request of {', '.join(dropped)}: {MEMORY} is a number of "
+            "MiB, and this value is too great or not whole"
         )
+        meant = next(filter(None, dropped.values()), 16000)
+        advice = f"write MiB without a unit: `{MEMORY}: {meant}`"
+        return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
     if held := pod["spec"].get("schedulingGates"):
         names = ", ".join(cap(str(one.get("name", "")), 128) for one in held)
         said = f"kube-scheduler does not try the pod while it has scheduling gates: {names}"
         advice = "look at the program that set the gate, such as a job queue: it removes it"
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-GATED", advice)
     if left := tuple(_missing_defaults(world, pod)):
-        return Gate(
-            ADMISSION,
-            GateVerdict.NOTED,
-            f"scheduler is {shown}; the webhook did not see the pod, so defaults are missing",
-            "E-WEBHOOK",
-            f"{recreated(pod)} where HAMi's webhook sees it",
-            left,
-        )
+        said = f"scheduler is {shown}; the webhook did not see the pod, so defaults are missing"
+        advice = f"{recreated(pod)} where HAMi's webhook sees it"
+        return Gate(ADMISSION, GateVerdict.NOTED, said, "E-WEBHOOK", advice, left)
     said = f"scheduler is {shown}, with the webhook's defaults"
     facts = () if pod["spec"].get("nodeName") else tuple(_whole_gpus(world, pod))
     return Gate(ADMISSION, GateVerdict.PASSED, said, facts=facts)
@@ -147,43 +126,34 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
     review = review_pod({**pod, "spec": spec}, world.settings)
     denied = () if review.is_allowed else (f"it would refuse the pod: {cap(review.message)}",)
     label = f"label {REVIEWED.key}=ignore"
-    why = (
-        f"its {label} excludes it"
-        if not REVIEWED.holds(pod["metadata"].get("labels") or {})
-        else f"its namespace may be excluded ({label}), or the webhook did not answer when the pod "
-        "was created"
-    )
-    return Gate(
-        ADMISSION,
-        GateVerdict.BLOCKED,
-        f"HAMi's webhook did not see the pod: scheduler is {shown}, not {wanted}",
-        "E-WEBHOOK",
-        f"{recreated(pod)} where HAMi's webhook sees it",
-        (why, *denied),
-    )
+    why = f"its namespace may be excluded ({label}), or the webhook did not answer when the pod "
+    why += "was created"
+    if not REVIEWED.holds(pod["metadata"].get("labels") or {}):
+        why = f"its {label} excludes it"
+    said = f"HAMi's webhook did not see the pod: scheduler is {shown}, not {wanted}"
+    advice = f"{recreated(pod)} where HAMi's webhook sees it"
+    return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-WEBHOOK", advice, (why, *denied))
 
 
 def _dropped(world: World, pod: JsonObject) -> Iterator[tuple[str, int | None]]:
     """The containers that ask for GPUs and whose request HAMi drops; the MiB that were meant."""
     for container in all_containers(dict(pod)):
-        count = parse_quantity(lookup(container, COUNT))
-        if count and count > 0 and container_request(container, world.settings) is None:
-            asked = parse_quantity(lookup(container, MEMORY))
-            meant = asked // _MEBI if asked and asked >= _MEBI else None
-            yield cap(str(container.get("name", "")), 64), meant
+        count = model.parse_quantity(lookup(container, COUNT))
+        if count and count > 0 and model.container_request(container, world.settings) is None:
+            asked = model.parse_quantity(lookup(container, MEMORY))
+            yield cap(str(container.get("name", "")), 64), asked and asked // 2**20
 
 
 def _whole_gpus(world: World, pod: JsonObject) -> Iterator[str]:
     """The containers that ask for whole GPUs because their limits name no memory."""
     noted = pod["metadata"].get("annotations") or {}
     for container in all_containers(dict(pod)):
-        names_memory = any(lookup(container, key) is not None for key in (MEMORY, MEMORY_PERCENT))
-        if container_request(container, world.settings) is None or names_memory:
-            continue
-        ignored = [key for key in RESOURCES if key in noted]
-        also = f"; the annotation {', '.join(ignored)} is ignored" if ignored else ""
-        name = cap(str(container.get("name", "")), 64)
-        yield f"{name} asks for whole GPUs, because its limits have no {MEMORY}{also}"
+        asks = model.container_request(container, world.settings) is not None
+        if asks and model.names_no_memory(container):
+            ignored = [key for key in RESOURCES if key in noted]
+            also = f"; the annotation {', '.join(ignored)} is ignored" if ignored else ""
+            name = cap(str(container.get("name", "")), 64)
+            yield f"{name} asks for whole GPUs, because its limits have no {MEMORY}{also}"
 
 
 def _missing_defaults(world: World, pod: JsonObject) -> Iterator[str]:
@@ -208,7 +178,7 @@ def quota_gate(world: World, *, is_refused: bool) -> Gate:
     counted, unread = [], []
     for quota in snapshot.quotas:
         hard, name = quota["spec"]["hard"], cap(quota["metadata"]["name"], 64)
-        memory, cores = (parse_quantity(hard.get(key)) for key in READ_BY_HAMI)
+        memory, cores = (model.parse_quantity(hard.get(key)) for key in READ_BY_HAMI)
         if memory is not None:
             counted.append(f"{name}: {mib(held.memory_mib)} of {mib(memory * factor)} are held")
         if cores is not None:
@@ -242,7 +212,7 @@ def binding_gate(
     if bound := pod["spec"].get("nodeName"):
         text = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_TIME, "")
         since = ""
-        if text.isascii() and text.isdecimal() and len(text) <= len("9999999999"):
+        if re.fullmatch("[0-9]{1,10}", text):
             since = f", {when(dt.datetime.fromtimestamp(int(text), dt.UTC), now)}"
         return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(bound, 128)}{since}")
     node = world.nodes.get(chosen)
@@ -253,13 +223,12 @@ def binding_gate(
     facts = (f"last attempt {when(at, now)}: {cap(said, TEXT)}",) if said else ()
     if node is not None and annotations.MUTEX_LOCK in node.annotations:
         return _locked(world, pod, node, facts, now)
-    is_of_lock = "locked" in said or "node lock" in said
-    if said and is_of_lock and not world.snapshot.has("nodes"):
-        advice = "who may read Nodes sees the holder: `hami-agent explain` with such an account"
-        text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
-        return Gate(BINDING, GateVerdict.BLOCKED, text, "E-LOCK", advice)
-    if said and not is_of_lock and not said.startswith("find fit node"):
-        text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
+    text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
+    if "locked" in said or "node lock" in said:
+        if not world.snapshot.has("nodes"):
+            advice = "who may read Nodes sees the holder: `hami-agent explain` with such an account"
+            return Gate(BINDING, GateVerdict.BLOCKED, text, "E-LOCK", advice)
+    elif said and not said.startswith("find fit node"):
         advice = "kube-scheduler tries again; look at what the message names"
         return Gate(BINDING, GateVerdict.BLOCKED, text, "E-BIND", advice)
     if node is None:
@@ -280,23 +249,20 @@ def _locked(
     if key == (pod["metadata"].get("namespace"), pod["metadata"].get("name")):
         said = f"the pod itself holds the lock of {name} for {span(age)}"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
-    owner = (
-        f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
-        if lock.name
-        else "no pod (it names none)"
-    )
+    owner = f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
+    owner = owner if lock.name else "no pod (it names none)"
     held = f"the lock of {name} is held by {owner} for {span(age)}"
     old = "at its next attempt" if age > LOCK_TIMEOUT else f"when it is {span(LOCK_TIMEOUT)} old"
     take_over = f"HAMi's scheduler takes it over {old}"
     phases = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}
     phase = phases.get(key)
     if phase in TERMINAL:
-        gone, limit = f"that pod has ended ({phase})", span(ENDED_FREED_WITHIN)
+        said, limit = f"{held}, and that pod has ended ({phase})", span(ENDED_FREED_WITHIN)
         frees = f"its agent frees it within {limit}"
         if age > ENDED_FREED_WITHIN:
             frees = f"its agent should have freed it within {limit}: look at its pod"
         advice = f"{frees}; {take_over}; {UNLOCK.format(node=name)}"
-        return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, and {gone}", "E-LOCK", advice, facts)
+        return Gate(BINDING, GateVerdict.BLOCKED, said, "E-LOCK", advice, facts)
     if age < LONG:
         said = f"{held}; this is normal for seconds"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
@@ -317,9 +283,10 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
         texts += [event.message] if event else []
     facts = agent_words(_of_node(world, pod, node), now, node) if node else ()
     stays = " The pod stays Failed." if status.get("phase") == "Failed" else ""
-    if told := next(filter(refusal_id, texts), ""):
-        said = f"the agent refused the GPUs: {cap(agent_sentence(told), TEXT)}"
-        reason = refusal_id(told)
+    refused = ((sentence, ha) for sentence, ha in map(agent_refusal, texts) if ha)
+    sentence, reason = next(refused, ("", ""))
+    if reason:
+        said = f"the agent refused the GPUs: {cap(sentence, TEXT)}"
         advice = f"do what it says; then {recreated(pod)}" if stays else ""
         return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, advice, facts)
     if status.get("reason") == REFUSED:
@@ -467,8 +434,8 @@ def _held(world: World) -> Iterator[str]:
     if view is None or not view.groups:
         return
     try:
-        pairs = pair_groups(view.groups, view.containers).items()
-        paired = [(name, shares) for name, (_, shares) in pairs]
+        pairs = pair_groups(view.groups, view.containers)
+        paired = [(name, shares) for name, (_, shares) in pairs.items()]
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
         paired = [("a container", group) for group in view.groups if group]

@@ -1,12 +1,13 @@
-"""What the scheduler knows of the cluster: pods and nodes as last seen, the use of GPUs, quotas.
+"""What the scheduler knows of pods: their use of GPUs, and quotas.
 
 Sources: HAMi v2.10 pkg/scheduler/scheduler.go:onAddPod/onUpdatePod/onDelPod, pods.go,
-pkg/device/quota.go; client-go's informers, from whose listers HAMi 2.9 and later read in Bind.
+pkg/device/quota.go.
 Kubernetes counts the requests of pods against a ResourceQuota; HAMi counts what it gave them.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,32 +21,6 @@ from agent.sandbox.store import Json
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _PREFIX: Final = "limits."
 _KEYS: Final = {_PREFIX + MEMORY: MEMORY, _PREFIX + CORES: CORES}
-
-
-class Informers:
-    """Objects by name. Reading makes no request and may be late."""
-
-    def __init__(self) -> None:
-        self._objects: dict[tuple[str, str, str], Json] = {}
-
-    def see(self, resource: str, kind: str, obj: Json) -> None:
-        """Take in an object that was ADDED, MODIFIED or DELETED."""
-        metadata = obj["metadata"]
-        key = (resource, metadata.get("namespace", ""), metadata["name"])
-        if kind != "DELETED":
-            self._objects[key] = obj
-        elif (held := self._objects.get(key)) and held["metadata"]["uid"] == metadata["uid"]:
-            del self._objects[key]
-
-    def get(self, resource: str, namespace: str, name: str) -> Json | None:
-        """The object as it was last seen, or None."""
-        return self._objects.get((resource, namespace, name))
-
-    def retain_pods(self, uids: frozenset[str]) -> None:
-        """Drop all pods except these: the others were deleted while no watch was open."""
-        for key, obj in list(self._objects.items()):
-            if key[0] == "pods" and obj["metadata"]["uid"] not in uids:
-                del self._objects[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +37,9 @@ class Reservation:
         """Per GPU: max(peak of the init containers, sum of the others)."""
         running: defaultdict[GpuUuid, Load] = defaultdict(Load)
         for group in self.groups[self.inits :]:
-            slots = Counter({share.uuid: 1 for share in group})
             for share in group:
                 running[share.uuid] += Load(0, share.memory_mib, share.core_percent)
-            for uuid in slots:
+            for uuid in {share.uuid for share in group}:
                 running[uuid] += Load(slots=1)
         if self.is_past_init:
             return running
@@ -96,22 +70,20 @@ class Usage:
         ends with the first later event in which all of them have succeeded, and never comes back.
         """
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
+        noted = metadata.get("annotations") or {}
+        node, known = noted.get(annotations.VGPU_NODE), self._reservations.get(uid)
+        is_deleted = bool(metadata.get("deletionTimestamp"))
         if pod["status"].get("phase") in TERMINAL:
             self.forget(uid)
+        elif node is None or is_deleted:
             return
-        noted = metadata.get("annotations") or {}
-        node = noted.get(annotations.VGPU_NODE)
-        known = self._reservations.get(uid)
-        if node is None:
-            return
-        if known is not None:
+        elif known is not None:
             # A late watch event can still have the node of an earlier placement.
-            if not (known.is_past_init or metadata.get("deletionTimestamp")):
-                past = has_passed_init(pod)
-                self._reservations[uid] = replace(known, is_past_init=past)
-        elif not metadata.get("deletionTimestamp"):
-            groups = _read(noted)
-            if groups is not None:
+            past = known.is_past_init or has_passed_init(pod)
+            self._reservations[uid] = replace(known, is_past_init=past)
+        else:
+            with contextlib.suppress(MalformedText):
+                groups = decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
                 namespace = metadata.get("namespace", "")
                 found = Reservation(node, groups, init_count(pod), namespace=namespace)
                 self._reservations[uid] = found
@@ -123,11 +95,6 @@ class Usage:
     def forget(self, uid: str) -> None:
         """Stop counting a pod."""
         self._reservations.pop(uid, None)
-
-    def retain(self, uids: Collection[str]) -> None:
-        """Stop counting all pods except these: the others were deleted while no watch was open."""
-        for uid in self._reservations.keys() - set(uids):
-            self.forget(uid)
 
     def held(self, namespace: str) -> Load:
         """The sum that the pods of a namespace hold on all GPUs."""
@@ -154,13 +121,6 @@ def has_passed_init(pod: Json) -> bool:
     return bool(ended) and all(end.get("exitCode") == 0 for end in ended)
 
 
-def _read(noted: Mapping[str, str]) -> Sequence[Sequence[Share]] | None:
-    try:
-        return decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
-    except MalformedText:
-        return None
-
-
 class Quotas:
     """The limits of all namespaces. If several quotas limit one resource, the last seen counts.
 
@@ -171,25 +131,20 @@ class Quotas:
         self._usage = usage
         self._factor = max(memory_factor, 1)
         self._limits: dict[tuple[str, str], int] = {}
-        self._seen: dict[str, Json] = {}
+        self._seen: dict[tuple[str, str], Json] = {}
 
     def see(self, kind: str, quota: Json) -> None:
         """Take in a ResourceQuota that was ADDED, MODIFIED or DELETED.
 
         Its former limits end, even if another quota has the same limit.
         """
-        namespace, key = quota["metadata"]["namespace"], full_name(quota)
-        for resource in _hard(self._seen.pop(key, {})):
+        namespace, name = quota["metadata"]["namespace"], quota["metadata"]["name"]
+        for resource in _hard(self._seen.pop((namespace, name), {})):
             self._limits.pop((namespace, resource), None)
         if kind != "DELETED":
-            self._seen[key] = quota
+            self._seen[namespace, name] = quota
             for resource, limit in _hard(quota).items():
                 self._limits[namespace, resource] = limit
-
-    def retain(self, names: frozenset[str]) -> None:
-        """Forget all quotas except these: the others were deleted while no watch was open."""
-        for key in self._seen.keys() - names:
-            self.see("DELETED", self._seen[key])
 
     def fits(self, namespace: str, memory_mib: int, core_percent: int) -> bool:
         """Whether the namespace may hold this much more. A limit of 0 blocks all."""
@@ -201,11 +156,6 @@ class Quotas:
         if memory is not None and held.memory_mib + memory_mib > memory * self._factor:
             return False
         return cores is None or held.core_percent + core_percent <= cores
-
-
-def full_name(quota: Json) -> str:
-    """Namespace and name of a quota."""
-    return f"{quota['metadata']['namespace']}/{quota['metadata']['name']}"
 
 
 def _hard(quota: Json) -> dict[str, int]:

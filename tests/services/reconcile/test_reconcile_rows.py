@@ -18,7 +18,7 @@ from agent.reconcile import PERIOD, RETRY, Reconcile
 from agent.state import StateService
 from tests.builders import G1, G2, NOON, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
-from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeRecords, FakeWitness
 from tests.services.at_work import at_work
 
