@@ -444,3 +444,10 @@ def test_the_pod_that_is_in_the_way_is_named_first_if_it_is_being_deleted():
     found = told(a_pod(limits={MEMORY: "9000"}), holders=holders)
 
     assert "wait for d/big, which is being deleted" in found.changes[0].said
+
+
+def test_of_several_events_the_last_one_is_told():
+    ages = {"older": 90, "newest": 5, "old": 50}
+    events = (event("BindingFailed", f"{text} words", age) for text, age in ages.items())
+
+    assert "5 s ago: newest words" in told(a_pod(), *events).gate("binding").said
