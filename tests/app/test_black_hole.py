@@ -64,7 +64,7 @@ async def test_a_library_that_vanishes_takes_every_slice_off_the_list_and_out_of
         await asyncio.sleep(BACK)
         assert ([G0, G1], [G0, G1]) == offered(node)
         assert [] == degraded(node)
-        assert ["NothingOffered"] == node.reasons
+        assert ["NothingOffered", "SlicesOffered"] == node.reasons
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ async def silent(place):
 
         assert DISK_BUDGET == pytest.approx(refused, abs=0.1)
         assert (2, 2) == tuple(map(len, offered(front)))
-        assert ["NothingOffered"] == front.reasons
+        assert ["NothingOffered", "SlicesOffered"] == front.reasons
         assert [2, 0, 2] == [count for _, count in node.changes][-3:]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.cluster import NodeEvent, NodeView, Phase, PodTable, PodView, Tombstone
+from agent.cluster import NodeEvent, Phase, PodTable, PodView, Tombstone
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNotFound, ApiThrottled
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
@@ -88,14 +88,14 @@ class SettlingDesk:
         for pod in pods:
             self.api.put_pod(pod)
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
-        self.node: Cell[NodeView | None] = Cell(None)
+        self.held: Cell[str | None] = Cell(None)
         self.ledger: Cell[Ledger] = Cell(Ledger())
         self.said: list[NodeEvent] = []
         self.see()
         self.results: Counter[tuple[str, str]] = Counter()
         self.settlement = CountedSettlement(
             pods=self.pods,
-            node=self.node,
+            lock=self.held,
             ledger=self.ledger,
             node_api=self.api,
             pod_api=self.api,
@@ -107,7 +107,7 @@ class SettlingDesk:
 
     def see(self) -> None:
         self.follow(pods={pod.uid: pod for pod in self.api.pods.values()})
-        self.node.set(self.api.node)
+        self.held.set(self.api.node.annotations.get(MUTEX))
 
     def follow(self, **changes: object) -> None:
         """What the watch of the pods shows."""
@@ -134,7 +134,7 @@ class SettlingDesk:
 
     def lock(self, stamp: dt.datetime = NOON, name: str = "train-0") -> None:
         self.api.edit_node({MUTEX: a_lock(stamp=stamp, name=name).value})
-        self.node.set(self.api.node)
+        self.held.set(self.api.node.annotations.get(MUTEX))
 
     @property
     def locked(self) -> bool:
@@ -183,15 +183,6 @@ async def test_a_pod_that_may_get_more_containers_is_settled_after_the_quiet_tim
         assert {TO_ALLOCATE: text, PHASE: "allocating"} == desk.annotations(POD)
 
 
-async def test_an_answer_from_before_the_clock_was_set_back_is_settled_at_once():
-    async with a_desk(POD) as desk:
-        desk.answer(POD, ["a"])
-        desk.clock.step(dt.timedelta(hours=-1))
-        await asyncio.sleep(2)
-
-        assert desk.annotations(POD)[TO_ALLOCATE].startswith(";")
-
-
 @pytest.mark.parametrize(
     ("delay", "pause", "writes"),
     [(0.0, 0.5, 1), (2.0, 1.5, 2)],
@@ -212,21 +203,6 @@ async def test_a_pod_is_patched_once_at_a_time_and_once_for_two_containers_withi
         assert (writes, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
 
 
-async def test_what_a_dead_process_owed_is_done_by_the_next_one_once_the_pods_are_known():
-    desk = SettlingDesk(POD, lock=LOCK)
-    desk.answer(POD, lock=LOCK)
-    desk.pods.set(PodTable())
-    async with at_work(desk.settlement.run):
-        await asyncio.sleep(60)
-        assert 0 == sum(desk.api.calls.values())
-
-        desk.follow(synced=True)
-        desk.see()
-        await asyncio.sleep(1)
-
-        assert ("success", False) == (desk.annotations(POD)[PHASE], desk.locked)
-
-
 @pytest.mark.parametrize("is_seen", [True, False])
 @pytest.mark.parametrize("successor", [None, placed(7, name=POD.name)], ids=["gone", "another"])
 async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_for_it(
@@ -245,18 +221,6 @@ async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_f
         assert (set() if is_seen else {("settle-pod", "failed")}) == set(desk.results)
         if successor is not None:
             assert successor.annotations == desk.annotations(successor)
-
-
-async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
-    ended = placed(phase=Phase.FAILED)
-    never_placed = refused(2, annotations={})
-    async with a_desk(ended, refused(1), never_placed) as desk:
-        desk.answer(ended)
-        await asyncio.sleep(1)
-
-        assert ended.annotations == desk.annotations(ended)
-        assert {TO_ALLOCATE: GROUPS, PHASE: "failed"} == desk.annotations(refused(1))
-        assert {PHASE: "failed"} == desk.annotations(never_placed)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +267,7 @@ async def test_the_lock_of_an_answered_pod_goes_at_once_where_its_name_cannot_re
 
         assert (False, "success") == (desk.locked, desk.annotations(pod)[PHASE])
         assert 1 == desk.results[kind, "done"]
-        desk.node.set(desk.api.node)  # the watch of the pods is late
+        desk.held.set(desk.api.node.annotations.get(MUTEX))  # the watch of the pods is late
         await asyncio.sleep(60)
         assert 2 == desk.api.writes
 
@@ -355,17 +319,6 @@ async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid
         desk.api.fail(ApiConflict("another UID", status=409), count=99, call="annotate_pod")
         await asyncio.sleep(25)
         assert desk.locked
-
-
-async def test_the_lock_that_no_row_notes_goes_two_seconds_after_the_last_answer():
-    async with a_desk(NAMED, lock=LOCK) as desk:
-        desk.answer(NAMED, lock="another")
-        await asyncio.sleep(1.5)
-        assert desk.locked
-
-        await asyncio.sleep(2)
-
-        assert not desk.locked
 
 
 @pytest.mark.parametrize("found", [None, *Phase])
@@ -433,13 +386,6 @@ async def test_a_server_that_names_a_time_is_left_alone_until_then():
         await asyncio.sleep(0.2)
 
         assert (2, "success") == (desk.api.writes, desk.annotations(NAMED)[PHASE])
-
-
-async def test_nothing_to_do_is_no_request():
-    async with a_desk(POD) as desk:
-        await asyncio.sleep(24 * 3600)
-
-        assert 0 == sum(desk.api.calls.values())
 
 
 async def test_a_lock_waits_behind_no_patches_of_refused_pods_although_they_hang():
