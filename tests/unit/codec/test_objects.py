@@ -169,6 +169,15 @@ def test_under_a_runtime_that_hami_core_does_not_reach_no_limit_is_kept(runtime_
     assert bool(found) is bool(unkept)
 
 
+def test_of_a_pod_only_the_containers_without_control_keep_no_limit():
+    off = {"name": "CUDA_DISABLE_CONTROL", "value": "true"}
+    spec = {"containers": [{"name": "main"}, {"name": "free", "env": [off]}]}
+    pod = decode_pod(pod_object(spec=spec), GPU)
+
+    assert ("", "") == (pod.unkept("main"), pod.unkept("other"))
+    assert "CUDA_DISABLE_CONTROL keeps HAMi-core out" == pod.unkept("free")
+
+
 def test_a_container_runs_while_its_status_says_so():
     status = {
         "phase": "Running",

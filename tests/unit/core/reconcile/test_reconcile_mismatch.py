@@ -7,7 +7,7 @@ import pytest
 
 from agent.cluster import Role
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import ContainerKey, Ledger, gaps
+from agent.ledger import ContainerKey, Ledger, gaps, mismatch
 from agent.model import SliceId
 from agent.reconcile import Findings, check_start
 from tests.builders import G1, G2, NOON, a_row, a_share
@@ -62,6 +62,12 @@ def test_another_gpu_is_a_mismatch_if_the_right_one_was_offered_and_drift_otherw
         assert Findings() == found(*findings.confirmed, **look)
         anew = found(*findings.confirmed, **look, epoch=OLD_KUBELET)
         assert {OLD_KUBELET} == {row.epoch for row in anew.confirmed}
+
+
+def test_foreign_ids_are_named_as_they_are():
+    row = msgspec.structs.replace(OFFERED, slice_ids=(SliceId("foreign"), *ELSEWHERE))
+
+    assert f"slices of {G2}, foreign for it" in mismatch(row).sentence
 
 
 def test_only_the_container_of_a_mismatch_may_not_start():
