@@ -37,6 +37,9 @@ def test_a_process_that_is_known_to_be_dead_uses_nothing(alive, total, processes
     use = use_of(reading(a_sum_process(7, 10, 10), a_sum_process(9, 30, 30), alive=alive), NOW)
 
     assert (total, processes) == (use.gpus[0].memory.total, use.processes)
+    assert dt.timedelta(seconds=30) == use.idle
+    assert use_of(reading(last_kernel=None), NOW).idle is None
+    assert use_of(reading(last_kernel=NOW + dt.timedelta(seconds=5)), NOW).idle == dt.timedelta(0)
 
 
 @pytest.mark.parametrize(("other", "total"), [(1000, 850), (100, 0)], ids=["more", "less"])
