@@ -231,16 +231,6 @@ async def test_a_lost_gpu_is_a_fault_by_its_uuid_and_its_probe_says_lost(pliable
         await pliable.driver.sample(uuid)
 
 
-async def test_a_gpu_that_was_lost_is_found_again_under_its_uuid(pliable):
-    before = await pliable.driver.scan()
-    await pliable.cause("lose", 1)
-    await pliable.driver.scan()
-    await pliable.cause("find", 1)
-
-    assert before == await pliable.driver.scan()
-    assert ProbeOutcome.PASSED is (await pliable.driver.probe(before.gpus[1].uuid)).outcome
-
-
 async def test_a_gpu_that_is_refused_until_a_reset_says_so_and_no_more_after_it(pliable):
     before = await pliable.driver.scan()
     uuid = before.gpus[1].uuid

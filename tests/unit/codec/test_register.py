@@ -23,7 +23,6 @@ from agent.hami.annotations import (
     encode_reported,
     encode_scores,
     read_register,
-    registered,
     report_of,
 )
 from agent.model import Condition, GpuUuid, Inventory
@@ -173,38 +172,6 @@ def test_odd_words_are_written_as_go_writes_them_and_spoil_no_other_gpu():
         encode_register_colon([RegisteredGpu(G1, type_name="A:B,C"), RegisteredGpu(G2)])
     )
     assert ("A B C", G2) == (odd.type_name, plain.uuid)
-
-
-def test_gpus_are_registered_with_all_their_facts_by_index_but_those_never_described():
-    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3, numa=1), registered_mib=122338, mode="mps")
-    expected = RegisteredGpu(
-        uuid=G1,
-        index=3,
-        split_count=10,
-        registered_mib=122338,
-        core_percent=100,
-        type_name="NVIDIA H100 80GB HBM3",
-        numa=1,
-        mode="mps",
-        healthy=True,
-    )
-    first = a_shared_gpu(gpu=a_gpu(uuid=G2, index=2, numa=None))
-    unknown = a_shared_gpu(gpu=a_gpu(index=1, name="", memory_mib=None), present=False)
-    found = registered(an_inventory(gpus=[shared, first, unknown]))
-
-    assert ((2, G2, 0), expected) == ((found[0].index, found[0].uuid, found[0].numa), found[1])
-    assert 2 == len(found)
-
-
-@pytest.mark.parametrize(
-    "shared",
-    [a_shared_gpu(health=a_health(condition=Condition.BAD)), a_shared_gpu(present=False)],
-    ids=["bad", "vanished"],
-)
-def test_a_gpu_that_serves_nobody_stays_in_the_text_without_health(shared):
-    text = encode_json(registered(an_inventory(gpus=[shared])))
-    assert shared.uuid in text
-    assert "health" not in text
 
 
 # The score annotation.

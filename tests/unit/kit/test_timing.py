@@ -127,18 +127,6 @@ async def test_what_came_during_the_stall_is_read_before_the_deadline_passes(whe
 
 
 @virtual
-async def test_deadlines_of_one_node_share_the_limit_and_count_a_stall_once():
-    lag = Lag()
-    for _ in range(2):
-        stall_after(0.1, 4.0)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(passed(lag)) for _ in range(3)]
-        assert all(task.result()[0] >= 4.4 for task in tasks)
-    stall_after(0.1, 4.0)
-    assert 4.2 > (await passed(lag))[0]
-
-
-@virtual
 async def test_an_alarm_rings_once_and_only_during_its_block():
     rung = []
     with Lag().alarm(SECONDS, rung.append):

@@ -10,8 +10,6 @@ from agent.errors import Refusal, RefusalReason
 from agent.ledger import Ledger, Row
 from tests.builders import a_lock, a_row
 from tests.unit.core.allocation.matching_scene import (
-    SETTINGS,
-    UNIQUE,
     a_scene,
     ask,
     changed,
@@ -104,29 +102,6 @@ def test_nobody_is_called_static_or_deleted_when_the_list_failed():
         assert UNKNOWN == gate(changed(blind(), table=table))
     assert UNKNOWN == gate(without_witness(blind()))
     assert (RefusalReason.NO_POD_ADMITTED, False) == gate(changed(a_scene(), listed=True))
-
-
-def test_an_old_kubelet_serves_only_a_lock_owner_without_company_after_a_list() -> None:
-    alone = without_witness(a_scene(POD, lock=POD))
-    unlocked = changed(alone, lock=None, listed=True)
-    row = row_of(POD)
-    again = without_witness(a_scene(POD, rows=(row,), lock=POD))
-    assert ask(alone) == Question(Ask.PODS)
-    for scene in (alone, again):
-        refused_by(changed(scene, list_failed=True), RefusalReason.PODS_UNKNOWN)
-    assert granted(changed(alone, listed=True)).candidate.pod == POD
-    assert granted(changed(again, listed=True)).candidate.row == row
-    # A first answer waits for the lock.
-    assert ask(unlocked) == Question(Ask.LOCK, (POD.key,))
-    assert ask(changed(unlocked, waited=True)) == Question(Ask.NODE)
-    read = changed(unlocked, waited=True, node_read=True)
-    refused_by(read, RefusalReason.NO_LOCK)
-    refused_by(changed(read, lock=a_lock(name="other")), RefusalReason.NO_RIGHT)
-
-    for settings in (SETTINGS, UNIQUE):
-        beside = changed(without_witness(a_scene(POD, named_pod(3), lock=POD)), listed=True)
-        sentence = refused_by(beside, RefusalReason.WITNESS_SILENT, settings=settings).sentence
-        assert sentence.endswith("upgrade the kubelet to 1.34.")
 
 
 def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_or_until_a_refusal() -> None:

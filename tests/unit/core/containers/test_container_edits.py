@@ -36,13 +36,6 @@ def edits_of(*shares: GrantedShare, facts: HookFacts = FACTS, **settings: Any) -
     return container_edits(MAIN, shares, changed, facts)
 
 
-def test_the_compute_limit_is_that_of_the_containers_first_gpu():
-    """HAMi's scheduler gives all GPUs of a container the same; HAMi's plugin takes the first's."""
-    first, second = a_share(uuid=G1, core_percent=30), a_share(uuid=G2, core_percent=40)
-    shares = (a_granted_share(second, "0000:20:00.0", 1), a_granted_share(first, "0000:10:00.0", 1))
-    assert "30" == dict(edits_of(*shares).envs)["CUDA_DEVICE_SM_LIMIT"]
-
-
 def test_a_second_share_of_one_gpu_takes_no_cuda_index_from_the_others():
     shares = (granted(G1, mib=1), granted(G1, mib=2), granted(G2, "0000:20:00.0", 3))
     assert [1, 3, 2] == [one.share.memory_mib for one in cuda_order(shares)]

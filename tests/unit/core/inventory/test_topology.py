@@ -64,9 +64,3 @@ def test_a_pair_whose_sides_tell_of_different_kinds_scores_nothing(there, back, 
     first, second = a_uuid(0), a_uuid(1)
 
     assert {first: {second: points[0]}, second: {first: points[1]}} == pair_scores(gpus)
-
-
-def test_a_link_to_a_gpu_that_is_not_shared_counts_nowhere():
-    gpus = joined([[None, None, (None, 4)], [None, None, None], [(None, 4), None, None]])
-
-    assert {a_uuid(0): {a_uuid(1): 0}, a_uuid(1): {a_uuid(0): 0}} == pair_scores(gpus[:2])

@@ -1,7 +1,5 @@
 """Another GPU than the answer's: what is a mismatch, what is drift, and what may start."""
 
-import datetime as dt
-
 import msgspec
 import pytest
 
@@ -12,7 +10,7 @@ from agent.model import SliceId
 from agent.reconcile import Findings, check_start
 from tests.builders import G1, G2, NOON, a_row, a_share
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET
-from tests.unit.core.reconcile.test_reconcile import IDS, MINUTE, OTHER_IDS, POD, found, held
+from tests.unit.core.reconcile.test_reconcile import IDS, OTHER_IDS, POD, found, held
 
 OFFERED = a_row(epoch=NOW_KUBELET, slice_ids=IDS, offered=True)
 ELSEWHERE = (SliceId(f"{G2}-0"),)
@@ -81,13 +79,3 @@ def test_only_the_container_of_a_mismatch_may_not_start():
     check_start(Ledger((OFFERED,)), IDS)
     check_start(Ledger((msgspec.structs.replace(wrong, offered=False),)), ELSEWHERE)
     check_start(Ledger(), ELSEWHERE)
-
-
-@pytest.mark.parametrize("recorded", [None, {}])
-def test_an_init_container_that_the_kubelet_shows_nowhere_is_drift_and_not_unconfirmed(recorded):
-    row = a_row(role=Role.INIT)
-    early = NOON + MINUTE - dt.timedelta(microseconds=1)
-
-    assert () == found(row, recorded=recorded).confirmed
-    assert (0, 0) == gaps(Ledger((row,)), early)
-    assert (1, 0) == gaps(Ledger((row,)), NOON + MINUTE)
