@@ -49,6 +49,14 @@ def test_what_is_set_reaches_the_parts_that_use_it_in_their_types():
     assert "/h/vgpu" == str(found.hook_path / "vgpu")
 
 
+@pytest.mark.parametrize(("own", "port"), [("", 0), ("web: {port: 77}\n", 77)])
+def test_who_observes_has_a_lock_sockets_a_state_and_a_port_of_its_own(own: str, port: int):
+    found = settings_of(own + "paths: {run: /r, state: /s}\nobserve: true\n")
+
+    assert ("/r/observe", "/r/observe/state") == (str(found.paths.run), str(found.paths.state))
+    assert port == found.web_port
+
+
 def test_the_longest_list_of_sixteen_gpus_is_one_that_the_kubelet_takes():
     most: Any = BY_KEY["sharing.splitCount"].read.schema["maximum"]
     ids = tuple(slice_id(G1, 1000 + n) for n in range(most))

@@ -114,6 +114,14 @@ def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalR
         refused_by(settled(pod, lock=lock, waited=True), gate, count)
 
 
+@pytest.mark.parametrize("asks", [{}, {"mem-percentage": 100}, {"cores": 0}])
+@pytest.mark.parametrize("mib", [81559, 40000, 0])
+def test_a_part_of_the_gpu_may_be_less_than_now_because_it_registered_less(asks, mib) -> None:
+    pod = lockless(a_container(role=Role.INIT, asks=asks), text=f"{G1},NVIDIA,{mib},0:;")
+
+    assert granted(settled(pod))
+
+
 EDITED: Mapping[str, tuple[dict[str, int], str, bool]] = {
     "as asked": ({"mem": 3000, "cores": 30}, "3000,30", True),
     "less": ({"mem": 3000, "cores": 30}, "1,1", True),

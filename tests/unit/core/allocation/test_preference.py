@@ -98,7 +98,7 @@ def test_always_as_many_ids_as_asked_or_none(available, must, size, held):
     assert chosen[: len(first)] == (first if can_be_kept else ())
 
 
-@pytest.mark.parametrize("size", [1, 16, 800, 1600])
+@pytest.mark.parametrize("size", [1, 2, 16, 800, 1600])
 def test_the_calls_stay_within_the_stated_bound_at_any_size(size):
     calls, before = Counter[str](), sys.getprofile()
     available = [one for n in range(16) for one in ids(n, *range(100))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.allocate.edits import cache_file, container_edits, cuda_order
@@ -82,6 +82,21 @@ def test_with_volume_mounts_each_gpu_is_mounted_once_even_beside_envvar():
 
 
 @pytest.mark.parametrize(
+    ("buses", "order"),
+    [(BUSES["in steps"], [0, 1, 2]), (("", "0000:10:00.0", "0000:30:00.0"), [1, 2, 0])],
+    ids=["the bus", "the index, where a bus is not known"],
+)
+def test_the_bus_decides_and_not_the_index_that_the_driver_gave_last(buses, order):
+    """A GPU that was plugged in has an index at the end until the driver is loaded again."""
+    shares = [
+        a_granted_share(a_share(uuid=f"GPU-{n}", memory_mib=n), bus, 81559, index=(2, 0, 1)[n])
+        for n, bus in enumerate(buses)
+    ]
+
+    assert order == [one.share.memory_mib for one in cuda_order(reversed(shares))]
+
+
+@pytest.mark.parametrize(
     ("setting", "name", "value"),
     [
         ({"memory_scaling": 1.01}, "CUDA_OVERSUBSCRIBE", "true"),
@@ -113,6 +128,7 @@ def test_a_container_may_write_neither_hami_core_nor_what_another_one_has_mounte
     assert {"/usr/local/vgpu": own, "/tmp/vgpulock": own} == writable  # noqa: S108 -- HAMi-core's
 
 
+@example(mib=0, cores=0, name="main")
 @given(mib=st.integers(0, 2**31 - 1), cores=st.integers(0, 100), name=st.text(max_size=80))
 def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, cores, name):
     """Programs that run as root on the host read it: hooks of the container runtime."""
