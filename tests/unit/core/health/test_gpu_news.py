@@ -9,7 +9,7 @@ from agent.health.judge import switched_off
 from agent.ledger import Ledger
 from agent.model import NO_INDEX, Condition, Health, Inventory
 from agent.report import gpu_degraded, gpu_events
-from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import NOON, a_gpu, a_health, a_row, a_share, a_shared_gpu, a_uuid, an_inventory
 
 LATER = NOON + dt.timedelta(hours=1)
 NOBODY = Ledger()
@@ -74,6 +74,26 @@ CHANGES = dict(
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_gpus_is_told_like_this(change):
     assert CHANGES[change] == told(change)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("ok", "ok-", "not on the node any more"),
+        ("ok ok", "ok% ok", "switched to MIG mode"),
+        ("bad", "bad-", ""),  # they were told already
+        ("ok", "ok/", ""),  # one that is filtered out serves the pods that have it
+    ],
+)
+def test_the_pods_of_a_gpu_that_is_gone_or_in_mig_mode_are_told(old, new, said):
+    row = a_row(shares=(a_share(uuid=a_uuid(0)),))
+    first, *told = gpu_events(holding(old), holding(new), Ledger((row,)))
+
+    assert "GpuInventoryChanged" == first.reason
+    assert [("GpuDegradedForPod", row.key.pod_uid)] * bool(said) == [
+        (event.reason, event.pod_uid) for event in told
+    ]
+    assert all(said in event.text for event in told)
 
 
 ILL = a_health(condition=Condition.BAD, since=LATER, text="XID 48 [H-048]")
