@@ -179,7 +179,7 @@ USUAL = (*("patch pods", "patch nodes") * 4, *("get pods",) * 10)
 
 
 def judged(kinds, *pauses):
-    calls = [ApiCall("a", *kind.split(), "", "", "", 200) for kind in kinds]
+    calls = [ApiCall("a", verb, what, "", "", "", 200) for verb, what in map(str.split, kinds)]
     return pod_requests(PLACED, calls, pauses)
 
 
