@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from agent.cluster import Phase, PodTable, PodView, Tombstone
+from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.ledger import Ledger
 from agent.settle import (
     REFUSED_AT_ONCE,
