@@ -67,6 +67,7 @@ def test_with_cdi_alone_the_runtime_gets_neither_device_files_nor_variables():
 # Whether a container runtime finds the GPUs of an answer by their CDI names.
 
 CDI = EditSettings(device_list_strategies=("cdi-cri",))
+BOTH = frozenset({f"nvidia.com/gpu={G1}", f"nvidia.com/gpu={G2}"})
 
 
 def settings(**changes: object) -> EditSettings:
@@ -104,3 +105,26 @@ def test_one_whose_name_is_not_is_named_with_what_to_do(defined):
         "write one: nvidia-ctk cdi generate --device-name-strategy=uuid "
         "--output=/var/run/cdi/nvidia.yaml"
     )
+
+
+def test_the_kind_and_the_directories_of_the_settings_count():
+    given = settings(cdi_kind="hami.example.com/vgpu", cdi_spec_dirs=("/var/cdi/static",))
+    found = undefined((G1,), given, BOTH)
+    assert found is not None
+
+    assert f"/var/cdi/static defines hami.example.com/vgpu={G1}" in found[0]
+    assert "--vendor=hami.example.com --class=vgpu" in found[1]
+    assert found[1].endswith("=/var/cdi/static/hami.example.com-vgpu.yaml")
+    assert undefined((G1,), given, {f"hami.example.com/vgpu={G1}"}) is None
+
+
+@pytest.mark.parametrize("feature", ["gdrcopy", "gds", "mofed"])
+def test_the_names_of_features_are_in_every_answer_and_count_too(feature: str):
+    given = settings(**{feature: True})
+    found = undefined((G1,), given, BOTH)
+
+    assert found == (
+        f"no single CDI specification in /etc/cdi or /var/run/cdi defines nvidia.com/{feature}=all",
+        "write one, or switch gdrcopy, gds and mofed off",
+    )
+    assert undefined((G1,), given, {*BOTH, f"nvidia.com/{feature}=all"}) is None
