@@ -253,20 +253,6 @@ def test_a_container_is_over_when_nothing_starts_it_again(kind, policy, own, exi
     assert (None, True, ended) == (found.running_id, found.has_run, found.ended_at)
 
 
-def test_the_last_start_is_known_and_between_two_tries_a_container_has_run():
-    first, last = "2026-09-01T12:00:07Z", "2026-09-01T12:00:09Z"
-    before = {"terminated": {"exitCode": 1, "startedAt": first, "finishedAt": last}}
-    found = []
-    for state in ({"running": {"startedAt": last}}, {"waiting": {}}):
-        status = {"containerStatuses": [{"name": "main", "state": state, "lastState": before}]}
-        found += decode_pod(pod_object(status=status), GPU).containers
-    found += decode_pod(pod_object(), GPU).containers
-
-    times = [dt.datetime(2026, 9, 1, 12, 0, at, tzinfo=dt.UTC) for at in (9, 7)]
-    assert [*times, None] == [one.started_at for one in found]
-    assert (True, None) == (found[1].has_run, found[1].ended_at)
-
-
 @pytest.mark.parametrize(
     ("state", "last", "succeeded"),
     [
