@@ -236,9 +236,8 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The web door's: it tells a free port in its log, or it was given one."""
-        chosen = self.cluster.options.web_port
-        return f"http://127.0.0.1:{chosen}" if chosen else self.cluster.web_address or ""
+        """The web door's."""
+        return self.cluster.web_address or ""
 
     @property
     def port(self) -> int:
@@ -308,9 +307,7 @@ class Small:
 
 
 @contextlib.asynccontextmanager
-async def open_node(
-    slices: int = 80, *, small: Small | None = None, web_port: int = 0
-) -> AsyncIterator[Node]:
+async def open_node(slices: int = 80, *, small: Small | None = None) -> AsyncIterator[Node]:
     """The agent at work, beside a neighbour that has something in its directory.
 
     Strangers may come as near as any file system lets them: nothing above is closed.
