@@ -312,9 +312,7 @@ async def open_node(slices: int = 80, *, small: Small | None = None) -> AsyncIte
 
     Strangers may come as near as any file system lets them: nothing above is closed.
     """
-    chosen = dataclasses.replace(
-        options(gpus=slices // 10), scheduler=SchedulerSettings().quick(), web_port=web_port
-    )
+    chosen = dataclasses.replace(options(gpus=slices // 10), scheduler=SchedulerSettings().quick())
     with _own_disk() as (kind, disks):
         async with open_cluster(chosen) as cluster:
             cluster.places.root.chmod(0o755)
