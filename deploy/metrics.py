@@ -45,7 +45,7 @@ TEXT: Final = """\
 All series of `/metrics`. Written by `make metrics` from the code; do not edit.
 
 The page is in Prometheus' text format 0.0.4. Counters start at 0 with the agent. A value that is
-not known has no series, or is NaN. [deploy/](deploy/README.md#metrics) says how to scrape the
+not known has no series, or is NaN. [GUIDE.md](GUIDE.md#metrics) says how to scrape the
 agents, and has alerts and a dashboard.
 
 - The label `gpu` is the GPU's index, as [RUNBOOK.md](RUNBOOK.md#a-gpu-in-the-metrics) explains.

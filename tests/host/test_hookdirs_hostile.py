@@ -353,8 +353,8 @@ print(os.stat(hook / "vgpu").st_dev != os.stat(hook).st_dev)
 """
 
 
-def documented(document: str) -> str:
-    (block,) = BLOCK.findall((TOP / document).read_text())
+def documented() -> str:
+    (block,) = BLOCK.findall((TOP / "GUIDE.md").read_text())
     return str(block)
 
 
@@ -366,8 +366,7 @@ def can_loop(image: Path, at: Path) -> bool:
     return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603
 
 
-@pytest.mark.parametrize("document", ["deploy/README.md", "systemd/README.md"])
-def test_the_documented_file_system_of_its_own_is_all_that_a_container_can_fill(tmp_path, document):
+def test_the_documented_file_system_of_its_own_is_all_that_a_container_can_fill(tmp_path):
     image, table, hook = tmp_path / "disk", tmp_path / "fstab", tmp_path / "hook"
     for file in (image, table):
         file.touch()
@@ -379,7 +378,7 @@ def test_the_documented_file_system_of_its_own_is_all_that_a_container_can_fill(
     image.write_bytes(b"")
     with image.open("wb") as file:
         file.truncate(48 * 2**20)
-    commands = documented(document).replace(VGPU, str(hook / "vgpu")).replace("DISK", str(image))
+    commands = documented().replace(VGPU, str(hook / "vgpu")).replace("DISK", str(image))
     script = f'mount --bind {table} /etc/fstab\nset -eu\n{commands}\nexec "$@"'
 
     lines = said(hook, FILL, "sh", "-c", script, "sh", *NO_PRIVILEGES)

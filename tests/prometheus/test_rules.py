@@ -19,9 +19,7 @@ def test_promtool_takes_the_rules():
 
 
 def test_promtool_takes_the_documented_configuration(tmp_path: Path):
-    (block,) = re.findall(
-        r"^```yml\n(.*?)^```", tree.text("deploy/README.md"), re.MULTILINE | re.DOTALL
-    )
+    (block,) = re.findall(r"^```yml\n(.*?)^```", tree.text("GUIDE.md"), re.MULTILINE | re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block)
     shutil.copy(RULES, tmp_path)
     done = promtool("check", "config", str(tmp_path / "prometheus.yml"))

@@ -88,7 +88,7 @@ def test_the_changelog_says_what_this_version_is():
 @pytest.mark.parametrize(
     "name",
     [
-        *("pyproject.toml", "README.md", "RUNBOOK.md", "LICENSE", "CHANGELOG.md"),
+        *("pyproject.toml", "README.md", "GUIDE.md", "RUNBOOK.md", "LICENSE", "CHANGELOG.md"),
         "agent/__main__.py",
         *("systemd/install", "systemd/hami-agent.service", "protos/deviceplugin.proto"),
         *("deploy/chart/hami-agent/values.yaml", "deploy/manifests/daemonset.yaml"),
