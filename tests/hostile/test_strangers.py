@@ -67,22 +67,6 @@ async def test_another_user_of_the_node_changes_nothing(
     assert 0 == tally.facts["got"]
 
 
-@pytest.mark.parametrize(
-    ("program", "what", "most", "rate"),
-    [
-        ("noise", "noise at the plugin's socket", 5_000, 50.0),
-        ("bombs", "headers that swell", 2_000, 20.0),
-        ("idles", "800 silent connections", 20_000, LOUD),
-    ],
-)
-async def test_a_caller_whom_the_socket_lets_in_holds_up_nobody(
-    siege: Siege, program: str, what: str, most: int, rate: float
-):
-    attack = Attack(what, "8 27", most, 30.0, rate)
-
-    await siege.withstand(attack, by_a_user(0, attack, program, [siege.node.socket]))
-
-
 # Who reaches the web port, or is a user of the node: floods, garbage, and words that act.
 
 CROWD = 600.0
