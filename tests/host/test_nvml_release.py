@@ -121,6 +121,8 @@ async def release_all_with_one_undescribed(driver, stub) -> None:
     await driver.scan()
     stub.hang(slot=1, hung=False)
     await until(lambda: is_back(driver, stub))
+    with pytest.raises(GpuError, match=r"has not described it.*release all"):
+        await driver.release([G1])
     await driver.release([G0, G1, G2], everything=True)
 
 
