@@ -19,8 +19,8 @@ from agent.model import Condition, slice_id
 from agent.state import RETRY
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
+from tests.fakes.disk import GatedDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.fakes.gated_disk import GatedDisk
 from tests.services.allocation.allocating import Desk, ids, placed
 from tests.services.at_work import at_work
 
