@@ -292,7 +292,7 @@ def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
         taken.symlink_to(tmp_path / target)
         chance = Seeded(5)
 
-        with pytest.raises(KubeletError, match="cannot be bound"):
+        with pytest.raises(KubeletError, match="cannot be bound: Address already in use"):
             bind(tmp_path, RESOURCE, chance)
 
         bound = bound_path(tmp_path, chance)
