@@ -92,3 +92,18 @@ async def test_calls_behind_one_that_hangs_wait_where_the_machine_gives_no_more_
     gives.append(True)
 
     assert ["late", "behind"] == [first.result(), second.result()]
+
+
+async def test_what_comes_behind_a_stuck_call_is_refused_at_once_until_that_is_back(gate):
+    threads = GpuThreads(30.0)
+    with pytest.raises(TimeoutError):
+        await threads.call("a", gate.wait, 0.1)
+    async with asyncio.timeout(10):
+        with pytest.raises(TimeoutError, match="has not returned"):
+            await threads.call("a", str)
+        assert "b" == await threads.call("b", lambda: "b")
+        gate.set()
+        while not await threads.drained():  # noqa: ASYNC110 -- it is on its way back
+            await asyncio.sleep(0.01)
+
+    assert "a" == await threads.call("a", lambda: "a")
