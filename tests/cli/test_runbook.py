@@ -29,7 +29,7 @@ def test_an_entry_is_that_of_the_runbook_without_the_marks_of_links(capsys):
         ("ha-2004", "HA-2004 "),
         ("[HA-2004]", "HA-2004 "),
         # The class that `health.xids` has, and what the catalogue and the agent tell to do.
-        ("H-079", "H-079 XID 79: the GPU has fallen off the bus; class needs-reset: reboot the node\n\n"),
+        ("79", "H-079 XID 79: the GPU has fallen off the bus; class needs-reset: reboot the node"),
         ("xid 94", "H-094 XID 94: contained memory error; class contained\n\n"),
         ("999", "H-999 XID 999: a driver error; class fatal\n\n"),
         ("h-nnn", "H-NNN "),
