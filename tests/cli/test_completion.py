@@ -100,6 +100,7 @@ def test_what_is_offered_after_the_words_that_are_typed(typed, expected, capsys)
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
+        ("hami-agent ", {*VERBS}),
         ("hami-agent config s", {"show", "schema"}),
         ("hami-agent doctor --str", {"--strict"}),
         ("hami-agent nothing ", set()),
@@ -110,10 +111,6 @@ def test_the_shell_offers_of_these_what_begins_as_typed(
     shell, typed, expected, tmp_path: Path, capsys
 ):
     assert expected == offered(shell, typed, tmp_path, capsys)
-
-
-def test_all_verbs_are_offered_first(shell, tmp_path: Path, capsys):
-    assert {*VERBS} == offered(shell, "hami-agent ", tmp_path, capsys)
 
 
 def test_an_option_that_is_accepted_and_not_shown_is_not_offered():
@@ -158,8 +155,3 @@ def test_where_nothing_answers_nothing_is_offered(failure: Exception, monkeypatc
     monkeypatch.setattr(subprocess, "run", run)
 
     assert [] == list(support.may_follow(["cordon", ""]))
-
-
-def test_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
-    assert 2 == dispatch(["completion", "tcsh"], {})
-    assert "bash" in capsys.readouterr().err

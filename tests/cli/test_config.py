@@ -168,10 +168,13 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
 
 def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     file, *_ = written(tmp_path, monkeypatch, **WRONG)
+    words = ["--config", file, "--state-dir", str(tmp_path)]
 
-    assert 78 == dispatch(["run", "--config", file, "--state-dir", str(tmp_path)], {})
+    assert [78, 78] == [dispatch([*verb, *words], {}) for verb in (["run"], ["config", "show"])]
+    assert 78 == dispatch(["run"], {"HAMI_AGENT_WEB_PROT": "1"})
 
-    (line,) = capsys.readouterr().err.splitlines()
+    line, _, unknown = capsys.readouterr().err.splitlines()
+    assert "HAMI_AGENT_WEB_PROT" in unknown
     assert "c.yaml:1:11: sharing.splitCuont cannot be set" in line
     assert line.endswith("(and 4 more)")
 
@@ -216,7 +219,7 @@ CHART = "--mig-strategy=none --disable-core-limit -v=4 --v=false --node-name=n"
 @pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
 def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag: str):
     words = [*CHART.split(), switch, "--report-node-capacity", f"{flag}=device.yaml"]
-    assert 0 == dispatch(["config", "show", "--diff", "--origin", *words], {})
+    assert 0 == dispatch(["config", "show", "--diff", "--origin", *words], {"HOOK_PATH": "/h"})
 
     out = capsys.readouterr()
     assert [
@@ -224,6 +227,7 @@ def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag
         ["files.deviceConfig", "device.yaml", "--device-config"],
         ["sharing.memoryScaling", "1.5", "device.yaml:2:24"],
         ["allocation.passDeviceSpecs", "true", "--pass-device-specs"],
+        ["library.hookPath", "/h", "env", "HOOK_PATH"],
     ] == [line.split() for line in out.out.splitlines()[1:]]
     assert [
         "hami-agent: warning: device.yaml:3:3: deviceColour cannot be set here; see SETTINGS.md",

@@ -97,13 +97,18 @@ async def test_without_an_api_server_it_says_so(tmp_path: Path, capsys):
     async with a_world(tmp_path) as world:
         await world.begin_outage()
         assert 3 == await run(world, "cordon", "0")
-    assert 3 == await asyncio.to_thread(
-        dispatch, ["cordon", "0", "--node", "n", "--kubeconfig", "/none"], {}
-    )
+    words = ["cordon", "0", "--node", NODE]
+    environs = ({"KUBECONFIG": "/none"}, {"HOME": ""}, {"HOME": "/" + "x" * 300})
+    for environ in environs:
+        assert 3 == await asyncio.to_thread(dispatch, words, environ)
+    assert 2 == await asyncio.to_thread(dispatch, ["cordon", "a/b"], {})
 
-    outage, nowhere = capsys.readouterr().err.splitlines()
+    outage, nowhere, none, no_path, no_gpu = capsys.readouterr().err.splitlines()
     assert "no answer from the API server" in outage
     assert "/none: cannot be read" in nowhere
+    assert "no kubeconfig: give --kubeconfig" in none
+    assert none == no_path
+    assert "'a/b' is not an index or a UUID" in no_gpu
 
 
 async def test_a_change_between_read_and_write_is_kept_and_told(
@@ -162,14 +167,3 @@ async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_pa
 
         assert G1 == world.node_annotations()[CORDON]
     assert "has no context other" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("home", ["", "/" + "x" * 300], ids=["none", "not-a-path"])
-def test_without_any_kubeconfig_it_says_how_to_give_one(home, capsys):
-    assert 3 == dispatch(["cordon", "0", "--node", NODE], {"HOME": home})
-    assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
-
-
-def test_a_name_that_no_gpu_can_have_is_wrong_usage(capsys):
-    assert 2 == dispatch(["cordon", "a/b"], {})
-    assert "'a/b' is not an index or a UUID" in capsys.readouterr().err

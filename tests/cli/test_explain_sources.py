@@ -134,20 +134,19 @@ async def test_what_agents_say_of_nodes_is_read_where_a_node_does_not_offer_all_
     assert is_healthy == ("GpuUnhealthy: GPU 0: XID 48 [H-048]" not in "".join(node["events"]))
 
 
-async def test_without_the_right_to_read_the_pod_there_is_no_answer(tmp_path: Path, capsys: Capsys):
-    async with explain_rig(tmp_path, capsys, frozenset()) as rig:
-        answer = await rig.explain("p")
+async def test_a_pod_that_is_unknown_or_may_not_be_read_has_no_answer(
+    tmp_path: Path, capsys: Capsys
+):
+    for rights, code, said in (
+        (frozenset(), 3, "get pods (/api/v1/namespaces/default/pods/p)"),
+        (EXPLAIN_RIGHTS, 4, "there is no pod p in the namespace default"),
+    ):
+        async with explain_rig(tmp_path, capsys, rights) as rig:
+            answer = await rig.explain("p")
 
-        assert (3, "") == (answer.code, answer.out)
-        assert "get pods (/api/v1/namespaces/default/pods/p)" in answer.err
+        assert (code, "") == (answer.code, answer.out)
+        assert said in answer.err
         assert 1 == len(answer.err.splitlines())
-
-
-async def test_an_unknown_pod_is_named_with_its_namespace(rig: ExplainRig):
-    answer = await rig.explain("train-0")
-
-    assert (4, "") == (answer.code, answer.out)
-    assert "there is no pod train-0 in the namespace default" in answer.err
 
 
 def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
@@ -196,24 +195,6 @@ async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
     assert 4 == (await rig.explain("daemonset/web")).code
 
 
-@pytest.mark.parametrize(
-    ("zone", "reason"), [("a", "the pod's required nodeAffinity"), ("b", "CardInsufficientMemory")]
-)
-async def test_of_a_node_the_labels_are_read_that_the_pods_affinity_names(
-    rig: ExplainRig, zone: str, reason: str
-):
-    rig.node("n1", a_gpu("GPU-a"), metadata={"labels": {"zone": "b", "other": "x"}})
-    rule = {"key": "zone", "operator": "In", "values": [zone]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-    spec = {"affinity": {"nodeAffinity": required}}
-    rig.submit("p", {GPU: 1, MEMORY: 99_000}, spec=spec)
-
-    (node,) = (await rig.explain("p")).data["nodes"]
-
-    assert reason in f"{node['reason']} {node['said']}"
-
-
 async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: ExplainRig):
     rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
     text = rig.kubeconfig.read_text().replace("user: u}", "user: u, namespace: a}")
@@ -224,12 +205,6 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
     rig.kubeconfig.write_text(text)
     assert "a" == (await rig.explain("p")).data["namespace"]
     assert 2 == (await rig.explain("a/b/c")).code
-
-
-def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, capsys: Capsys):
-    for environ in ({}, {"HOME": str(tmp_path)}):
-        assert 3 == dispatch(["explain", "p"], environ)
-        assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -307,18 +282,6 @@ async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: 
     assert 1 == answer.code
     assert [] == [char for char in answer.out if not (char.isprintable() or char == "\n")]
     assert "red" in answer.out
-
-
-async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):
-    dispatch(["explain", "--help"], {})
-    _, _, example = " ".join(capsys.readouterr().out.split()).partition("example: hami-agent ")
-
-    rig.node("n1", a_gpu("GPU-a"))
-    rig.submit("train-0", {GPU: 1}, metadata={"namespace": "team-a"})
-    verb, *words = example.replace("~/.kube/config", str(rig.kubeconfig)).split()
-
-    assert "explain" == verb
-    assert 0 == (await rig.explain(*words)).code
 
 
 OFF = {"name": "CUDA_DISABLE_CONTROL", "value": "1"}

@@ -232,15 +232,6 @@ async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, caps
     ]
 
 
-async def test_changes_that_cannot_be_read_are_not_known(tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys, READS) as rig:
-        rig.node("a", a_gpu("GPU-1"))
-        found = await rig.run("status", "--node", "a", "--since", "1h")
-
-    assert "changes: not known" in found.out
-    assert "none" not in found.out
-
-
 async def test_on_a_workstation_the_nodes_are_listed(tmp_path, capsys):
     async with explain_rig(tmp_path, capsys) as rig:
         rig.node("gpu-10", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
@@ -258,14 +249,6 @@ async def test_on_a_workstation_the_nodes_are_listed(tmp_path, capsys):
     assert ["odd", "?"] == lines[3][:2]
     assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]
     assert (5, True) == (found.code, "--node NAME reads one" in found.err)
-
-
-async def test_what_only_an_agent_here_can_say_is_not_asked_of_a_cluster(tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys) as rig:
-        rig.node("a", a_gpu("GPU-1"))
-        found = await rig.run("status", "--socket", "/x/api.sock")
-
-    assert (3, "") == (found.code, found.out)
 
 
 WRONG = {"id": "P-PATHS", "verdict": "wrong", "subject": "/x", "said": "is full", "means": "none"}
@@ -310,15 +293,6 @@ async def test_a_pod_behind_a_proxy_is_reached_through_it(tmp_path, capsys):
 
     assert (0, "9.9.9") == (found.code, found.data["node"]["version"])
     assert "/api/v1/namespaces/kube-system/pods/agent-x/exec" == asked[-1].path
-
-
-async def test_a_check_in_a_pod_that_fails_is_told(tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys) as rig:
-        rig.agent_pod("a")
-        async with rig.answering("hami-agent doctor: no settings"):
-            told = await rig.run("doctor", "--node", "a")
-
-    assert (3, True) == (told.code, "hami-agent doctor: no settings" in told.err)
 
 
 @pytest.mark.parametrize(

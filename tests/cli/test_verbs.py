@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -102,68 +101,6 @@ def test_version_names_what_a_support_case_needs(capsys: pytest.CaptureFixture[s
     assert {"version", "python", "registerProfile", "stateVersion"} == set(
         json.loads(capsys.readouterr().out)["data"]
     )
-
-
-def test_config_show_says_where_each_value_came_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("sharing:\n  splitCount: 4\n")
-
-    words = ["config", "show", "--origin", "--diff", "--config", str(file), "--web-port", "0"]
-
-    assert dispatch(words, {"NODE_NAME": "a"}) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        ["KEY", "VALUE", "FROM"],
-        ["node.name", "a", "env", "NODE_NAME"],
-        ["sharing.splitCount", "4", f"{file}:2:15"],
-        ["web.port", "0", "--web-port"],
-    ]
-
-
-def test_config_show_as_json_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["config", "show", "-o", "json"], {}) == 0
-
-    document = json.loads(capsys.readouterr().out)
-    assert document["kind"] == "Config"
-    assert {"key": "sharing.filterUUIDs", "value": [], "origin": "default"} in document["data"]
-
-
-def test_config_check_is_one_sentence_either_way(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("sharing: {split: 4}\n")
-
-    assert dispatch(["config", "check", "--config", str(file)], {}) == 1
-    assert f"{file}:1:11: sharing.split cannot be set" in capsys.readouterr().err
-    assert dispatch(["config", "show", "--config", str(file)], {}) == 78
-    file.write_text("sharing: {splitCount: 4}\n")
-    assert dispatch(["config", "check", "--config", str(file)], {}) == 0
-    assert dispatch(["config", "check", "--config", str(file), "-o", "json"], {}) == 0
-    assert dispatch(["config", "check", str(file)], {}) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "environ", "said"),
-    [
-        (["--split-count", "none"], {}, "--split-count: sharing.splitCount: expected"),
-        (["--config", "{}"], {"HAMI_AGENT_WEB_PROT": "1"}, "HAMI_AGENT_WEB_PROT"),
-    ],
-)
-def test_run_with_a_bad_setting_exits_with_78_before_anything_starts(
-    tmp_path: Path,
-    words: list[str],
-    environ: dict[str, str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "c.yaml").write_text("")
-    given = [word.format(tmp_path / "c.yaml") for word in words]
-
-    assert dispatch(["run", *given], environ) == 78
-    assert said in capsys.readouterr().err
 
 
 def test_what_a_verb_loads_is_left_out_of_every_collection() -> None:
