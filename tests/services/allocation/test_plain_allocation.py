@@ -60,14 +60,14 @@ async def outcome(node, wanted) -> ContainerEdits | Refusal:
         return refusal
 
 
-async def outcomes(node, *wanted) -> list[ContainerEdits | Refusal]:
+async def outcomes(node, *wanted, apart=2 * CLOSE) -> list[ContainerEdits | Refusal]:
     """What calls that are under way at once are told, in the order in which they came."""
     node.disk.gate.clear()
     calls = []
     async with asyncio.TaskGroup() as group:
         for one in wanted:
             calls.append(group.create_task(outcome(node, one)))
-            await asyncio.sleep(2 * CLOSE)
+            await asyncio.sleep(apart)
         node.disk.gate.set()
     return [call.result() for call in calls]
 
@@ -85,6 +85,15 @@ async def test_of_calls_that_overlap_the_last_is_granted_and_in_the_end_all_what
             await asyncio.sleep(8)
 
         assert 6 == len(set(given))
+
+
+async def test_of_calls_that_begin_in_one_moment_none_is_granted_and_one_when_it_is_repeated():
+    """Which of them the kubelet began last cannot be known, and it crashes for the other."""
+    async with a_node() as node:
+        found = await outcomes(node, ids(0), ids(1), apart=CLOSE / 2)
+
+        assert {RefusalReason.OVERLAP} == {one.gate for one in found}
+        assert directory(await node.service.allocate(ids(1)))
 
 
 async def test_a_container_that_was_begun_before_another_one_is_not_granted_after_it():
