@@ -232,6 +232,8 @@ class Withholder:
             text = f"Every new pod would be refused, so no slice is on offer: {'; '.join(reasons)}"
             log.error("slices.withheld", err=text)
             self._say(NodeEvent("NothingOffered", text, warning=True))
+        else:
+            self._say(NodeEvent("SlicesOffered", "The node's slices are on offer.", warning=False))
 
         self.look()  # the others may wait for longer than is right now
 

@@ -440,7 +440,7 @@ def _kinds(link: Link | None) -> int:
 
 # The inventory: an immutable snapshot of the shared GPUs, their shares and their health.
 
-WITHHELD: Final = "no slice of this node is on offer: `/readyz?verbose` says why at `offer`"
+WITHHELD: Final = "no slice of this node is on offer: `hami-agent status` says why"
 
 
 class SharedGpu(msgspec.Struct, frozen=True):

@@ -25,7 +25,6 @@ from agent.cluster import (
     TO_ALLOCATE,
     NodeEvent,
     NodeLock,
-    NodeView,
     Phase,
     PodTable,
     PodUid,
@@ -33,7 +32,7 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNotFound
-from agent.hami.annotations import consume, held_lock
+from agent.hami.annotations import consume, read_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff
 from agent.kit.timing import loop_time
@@ -270,7 +269,7 @@ class Settlement:
     """
 
     pods: Cell[PodTable]
-    node: Cell[NodeView | None]
+    lock: Cell[str | None]
     ledger: Cell[Ledger]
     node_api: NodeApi
     pod_api: PodApi
@@ -288,11 +287,11 @@ class Settlement:
 
     async def run(self) -> NoReturn:
         """Perform every effect when it is due, for ever."""
-        news = News(self.pods, self.node, self.ledger, self._ended)
+        news = News(self.pods, self.lock, self.ledger, self._ended)
         self._active.clear()  # an attempt that was cancelled before its first step left its place
         async with asyncio.TaskGroup() as group:
             while True:
-                lock = held_lock(self.node.value)
+                lock = read_lock(self.lock.value)
                 waits = [] if lock is None else [PERIOD]
                 # Locks first; what failed behind what was not tried yet.
                 for effect in sorted(

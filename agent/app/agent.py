@@ -383,7 +383,7 @@ class NodeAgent:
         pod_events = report.NodeEventQueue()
         settlement = settle.Settlement(
             pods=facts.pods,
-            node=facts.node,
+            lock=node.lock,
             ledger=state.ledger,
             node_api=api,
             pod_api=api,

@@ -311,18 +311,19 @@ def decode_stamp(text: str) -> dt.datetime:
 
 
 def held_lock(node: NodeView | None) -> NodeLock | None:
-    """The lock on the Node; None when it is absent or unreadable, so that it proves no right."""
-    return _lock(node.annotations.get(MUTEX_LOCK)) if node else None
+    """The lock on the Node."""
+    return read_lock(node.annotations.get(MUTEX_LOCK)) if node else None
 
 
 def former_locks(node: NodeView | None, elapsed: float) -> tuple[NodeLock, ...]:
     """The former locks that still prove a right, the last first. `elapsed` is the loop time."""
     texts = (text for text, until in (node.former_locks if node else ()) if until > elapsed)
-    return tuple(lock for text in texts if (lock := _lock(text)) is not None)
+    return tuple(lock for text in texts if (lock := read_lock(text)) is not None)
 
 
 @functools.lru_cache(256)  # each call of the kubelet reads the former locks
-def _lock(text: str | None) -> NodeLock | None:
+def read_lock(text: str | None) -> NodeLock | None:
+    """The lock of this text; None when it is absent or unreadable, so that it proves no right."""
     try:
         return decode_node_lock(text) if text is not None else None
     except MalformedText:

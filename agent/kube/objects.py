@@ -581,7 +581,8 @@ can wait in the scheduler's queue for longer than the grace period of its lock."
 class NodeWatch(Reopening):
     """Sole writer of the view of the Node (None: not seen yet, or deleted).
 
-    `returns` counts the ends of outages. `labels`: those that the Node had last.
+    `returns` counts the ends of outages. `labels`: those that the Node had last. `lock`: the text
+    of its lock, for who need not wake at every other write of the Node.
     """
 
     def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
@@ -591,6 +592,7 @@ class NodeWatch(Reopening):
         super().__init__(restarts, random)
         self.returns = Cell(0)
         self.labels: Cell[Mapping[str, str] | None] = Cell(None)
+        self.lock: Cell[str | None] = Cell(None)
         self._api = api
         self._node = node
         self._floor = 0
@@ -630,6 +632,7 @@ class NodeWatch(Reopening):
             log.warning("node.deleted")
 
         self._node.set(node)
+        self.lock.set(node.annotations.get(MUTEX_LOCK) if node else None)
         if node is not None:
             self.labels.set(node.labels)
 

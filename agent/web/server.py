@@ -372,7 +372,7 @@ class ConnectionGate(web.Server):
         return _Connection(
             self,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type] -- it asks whether there is one
+            access_log=None,  # type: ignore[arg-type]  # it asks whether there is one
             logger=self._quiet,
             max_line_size=LINE_LIMIT,
             lingering_time=0,

@@ -101,7 +101,7 @@ async def test_what_would_refuse_every_pod_takes_all_slices_until_it_is_mended(
         host.mend()
         await asyncio.sleep(BACK)
         assert ([G0, G1], [G0, G1]) == offered(node)
-        assert ([], ["NothingOffered"]) == (degraded(node), node.reasons)
+        assert ([], ["NothingOffered", "SlicesOffered"]) == (degraded(node), node.reasons)
 
 
 async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_first_list_on():
@@ -381,7 +381,7 @@ async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back
 
         assert DISK_BUDGET == pytest.approx(refused, abs=0.1)
         assert (2, 2) == tuple(map(len, offered(front)))
-        assert ["NothingOffered"] == front.reasons
+        assert ["NothingOffered", "SlicesOffered"] == front.reasons
         assert [2, 0, 2] == [count for _, count in node.changes][-3:]
 
 

@@ -107,7 +107,7 @@ class AgentServices:
         )
         self.settlement = Settlement(
             pods=self.pods,
-            node=self.node,
+            lock=node.lock,
             ledger=state.ledger,
             node_api=api,
             pod_api=api,

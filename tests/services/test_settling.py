@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.cluster import NodeEvent, NodeView, Phase, PodTable, PodView, Tombstone
+from agent.cluster import NodeEvent, Phase, PodTable, PodView, Tombstone
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNotFound, ApiThrottled
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
@@ -88,14 +88,14 @@ class SettlingDesk:
         for pod in pods:
             self.api.put_pod(pod)
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
-        self.node: Cell[NodeView | None] = Cell(None)
+        self.held: Cell[str | None] = Cell(None)
         self.ledger: Cell[Ledger] = Cell(Ledger())
         self.said: list[NodeEvent] = []
         self.see()
         self.results: Counter[tuple[str, str]] = Counter()
         self.settlement = CountedSettlement(
             pods=self.pods,
-            node=self.node,
+            lock=self.held,
             ledger=self.ledger,
             node_api=self.api,
             pod_api=self.api,
@@ -107,7 +107,7 @@ class SettlingDesk:
 
     def see(self) -> None:
         self.follow(pods={pod.uid: pod for pod in self.api.pods.values()})
-        self.node.set(self.api.node)
+        self.held.set(self.api.node.annotations.get(MUTEX))
 
     def follow(self, **changes: object) -> None:
         """What the watch of the pods shows."""
@@ -134,7 +134,7 @@ class SettlingDesk:
 
     def lock(self, stamp: dt.datetime = NOON, name: str = "train-0") -> None:
         self.api.edit_node({MUTEX: a_lock(stamp=stamp, name=name).value})
-        self.node.set(self.api.node)
+        self.held.set(self.api.node.annotations.get(MUTEX))
 
     @property
     def locked(self) -> bool:
@@ -303,7 +303,7 @@ async def test_the_lock_of_an_answered_pod_goes_at_once_where_its_name_cannot_re
 
         assert (False, "success") == (desk.locked, desk.annotations(pod)[PHASE])
         assert 1 == desk.results[kind, "done"]
-        desk.node.set(desk.api.node)  # the watch of the pods is late
+        desk.held.set(desk.api.node.annotations.get(MUTEX))  # the watch of the pods is late
         await asyncio.sleep(60)
         assert 2 == desk.api.writes
 
