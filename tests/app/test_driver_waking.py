@@ -61,9 +61,7 @@ async def test_a_gpu_is_served_as_soon_as_it_is_awake(stub_driver, stub, count, 
     assert count >= len(told)
 
 
-async def test_a_look_before_the_start_waits_for_gpus_that_wake(
-    stub_driver, stub, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_look_before_the_start_waits_for_gpus_that_wake(stub_driver, stub, monkeypatch):
     settings = make_plan(Sources(flags={"--scheduler": "none"}, host="host")).settings()
     scans = []
 

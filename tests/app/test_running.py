@@ -26,7 +26,7 @@ class HeardSystemd(Systemd):
         self.heard.append((asyncio.get_running_loop().time(), message))
 
 
-async def test_the_watchdog_hears_every_10_s_and_without_one_the_pings_end() -> None:
+async def test_the_watchdog_hears_every_10_s_and_without_one_the_pings_end():
     notifier = HeardSystemd()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(35):
@@ -36,7 +36,7 @@ async def test_the_watchdog_hears_every_10_s_and_without_one_the_pings_end() -> 
     assert [(second, "WATCHDOG=1") for second in (0, 10, 20, 30)] == notifier.heard
 
 
-async def test_ready_waits_for_the_first_word_about_the_kubelet_but_not_for_ever() -> None:
+async def test_ready_waits_for_the_first_word_about_the_kubelet_but_not_for_ever():
     for later, expected in ((1.0, 1.0), (60.0, ANSWER_DEADLINE)):
         front, notifier, loop = (
             joined(ScriptedDriver(())),

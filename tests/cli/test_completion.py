@@ -107,9 +107,7 @@ def test_what_is_offered_after_the_words_that_are_typed(typed, expected, capsys)
         ("hami-agent runbook HA-40", {f"HA-400{number}" for number in range(1, 7)}),
     ],
 )
-def test_the_shell_offers_of_these_what_begins_as_typed(
-    shell, typed, expected, tmp_path: Path, capsys
-):
+def test_the_shell_offers_of_these_what_begins_as_typed(shell, typed, expected, tmp_path, capsys):
     assert expected == offered(shell, typed, tmp_path, capsys)
 
 
@@ -148,7 +146,7 @@ def test_gpus_pods_and_nodes_are_offered_as_status_has_them(words, expected, mon
 @pytest.mark.parametrize(
     "failure", [subprocess.TimeoutExpired("agent", 3), OSError(), msgspec.DecodeError()]
 )
-def test_where_nothing_answers_nothing_is_offered(failure: Exception, monkeypatch):
+def test_where_nothing_answers_nothing_is_offered(failure, monkeypatch):
     def run(*_, **__):
         raise failure
 

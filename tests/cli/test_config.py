@@ -113,12 +113,12 @@ def test_a_program_gets_the_same_as_json(files, capsys):
         (["config.yaml", "--split-count", "0"], "--split-count: sharing.splitCount: expected 1"),
     ],
 )
-def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: str):
+def test_what_cannot_be_checked_says_why(files, capsys, words, says):
     assert says in checked(capsys, *words, code=1)[1]
 
 
 @pytest.mark.parametrize("label", ["zone", "=a"])
-def test_a_label_that_is_none_is_wrong_usage(files, capsys, label: str):
+def test_a_label_that_is_none_is_wrong_usage(files, capsys, label):
     assert 2 == dispatch(["config", "check", files[0], "--label", label], {})
     assert f"argument --label: '{label}' is not KEY=VALUE" in capsys.readouterr().err
 
@@ -217,7 +217,7 @@ CHART = "--mig-strategy=none --disable-core-limit -v=4 --v=false --node-name=n"
 
 @pytest.mark.parametrize("switch", ["--pass-device-specs", "--pass-device-specs=true"])
 @pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
-def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag: str):
+def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch, flag):
     words = [*CHART.split(), switch, "--report-node-capacity", f"{flag}=device.yaml"]
     assert 0 == dispatch(["config", "show", "--diff", "--origin", *words], {"HOOK_PATH": "/h"})
 

@@ -61,16 +61,14 @@ SHARES = [
         (",,0,0:;", "devices", [[]]),
     ],
 )
-def test_each_value_is_known_by_its_form_and_has_its_data(
-    text: str, kind: str, data: object, capsys: Out
-) -> None:
+def test_each_value_is_known_by_its_form_and_has_its_data(text, kind, data, capsys):
     found = decoded(capsys, text)
 
     assert kind == found["kind"]
     assert data in (ANY, found["data"])
 
 
-def test_both_forms_of_the_register_annotation_say_the_same(capsys: Out) -> None:
+def test_both_forms_of_the_register_annotation_say_the_same(capsys):
     of_json = REGISTER.replace("NVIDIA H100", "NVIDIA-Tesla P4").replace(
         "}", ',"mode":"hami-core","health":true}'
     )
@@ -89,13 +87,11 @@ def test_both_forms_of_the_register_annotation_say_the_same(capsys: Out) -> None
         '"hami.io/vgpu-devices-allocated": "{}",',
     ],
 )
-def test_a_value_may_be_copied_as_kubectl_shows_it(form: str, capsys: Out) -> None:
+def test_a_value_may_be_copied_as_kubectl_shows_it(form, capsys):
     assert decoded(capsys, DEVICES) == decoded(capsys, form.format(DEVICES))
 
 
-def test_nothing_to_decode_is_a_usage_error_and_a_terminal_is_not_waited_for(
-    capsys: Out, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_to_decode_is_a_usage_error_and_a_terminal_is_not_waited_for(capsys, monkeypatch):
     typed = io.StringIO("typed")
     monkeypatch.setattr(typed, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", typed)
@@ -107,9 +103,7 @@ def test_nothing_to_decode_is_a_usage_error_and_a_terminal_is_not_waited_for(
 
 
 @pytest.mark.parametrize("words", [[], ["-"]])
-def test_a_value_is_read_from_stdin_too(
-    words: list[str], capsys: Out, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_is_read_from_stdin_too(words, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{COLON}\n"))
 
     assert decoded(capsys, *words)["kind"] == "register"
@@ -122,7 +116,7 @@ FORMS = ("register annotation", "devices", "node lock", "handshake", "nodeconfig
     "text",
     ["garbage", ":", '{"x', '{"apiVersion":"v1","kind":"Node"}', "a,b", "a,b,c:", "2026", "{}"],
 )
-def test_a_text_of_no_known_form_is_refused_with_the_forms(text: str, capsys: Out) -> None:
+def test_a_text_of_no_known_form_is_refused_with_the_forms(text, capsys):
     sentence = refused(capsys, text)
 
     assert [] == [form for form in FORMS if form not in sentence]
@@ -145,9 +139,7 @@ def test_a_text_of_no_known_form_is_refused_with_the_forms(text: str, capsys: Ou
         ("nodeconfig", '{"nodeconfig":[', ""),
     ],
 )
-def test_a_malformed_value_is_refused_as_that_with_its_mistake(
-    kind: str, text: str, says: str, capsys: Out
-) -> None:
+def test_a_malformed_value_is_refused_as_that_with_its_mistake(kind, text, says, capsys):
     sentence = refused(capsys, text)
 
     assert sentence.startswith(f"hami-agent decode: not a valid {kind} value: ")
@@ -155,7 +147,7 @@ def test_a_malformed_value_is_refused_as_that_with_its_mistake(
 
 
 @pytest.mark.parametrize("form", [["-o", "json"], ["--output", "json"]])
-def test_json_is_asked_for_as_of_other_verbs_and_is_what_there_is(capsys: Out, form: list[str]):
+def test_json_is_asked_for_as_of_other_verbs_and_is_what_there_is(capsys, form):
     plain = decoded(capsys, REGISTER)
 
     assert plain == decoded(capsys, *form, REGISTER)

@@ -60,7 +60,7 @@ def test_verdicts_have_colours_on_a_terminal(
     assert coloured is ("\x1b[31mWRONG\x1b[0m" in capsys.readouterr().out)
 
 
-def test_nothing_is_changed(flags, tmp_path: Path):
+def test_nothing_is_changed(flags, tmp_path):
     before = sorted(tmp_path.rglob("*"))
 
     dispatch(["doctor", "--pre", *flags, "--run-dir", str(tmp_path / "run")], {})
@@ -76,14 +76,14 @@ def test_nothing_is_changed(flags, tmp_path: Path):
         (["--operating-mode", "mig"], "has no slices"),
     ],
 )
-def test_what_the_flags_bring_is_told(flags, tmp_path: Path, capsys, more, said):
+def test_what_the_flags_bring_is_told(flags, tmp_path, capsys, more, said):
     words = [word.format(tmp_path) for word in more]
     dispatch(["doctor", "--pre", "-o", "wide", *flags, *words], {})
 
     assert said.format(tmp_path) in capsys.readouterr().out
 
 
-def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
+def test_refused_settings_are_all_that_is_said(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("sharing: {splitCount: many}\n")
 
     assert 1 == dispatch(["doctor", "--pre", "--config", str(tmp_path / "config.yaml")], {})

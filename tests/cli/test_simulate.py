@@ -78,14 +78,6 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
     assert 1 == captured.err.count("\n")
 
 
-async def test_nobody_at_the_socket_is_exit_3(path, capsys):
-    assert 3 == await run("list", socket=path)
-    assert 3 == await run("list")
-    at_path, by_default = capsys.readouterr().err.splitlines()
-    assert f"no simulated hardware answers at {path}" in at_path
-    assert "at /run/hami-agent/simulate.sock" in by_default
-
-
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -94,7 +86,9 @@ async def test_nobody_at_the_socket_is_exit_3(path, capsys):
         (None, "did not answer within 0.5 s"),
     ],
 )
-async def test_a_peer_that_is_no_hardware_is_exit_3(path, capsys, monkeypatch, answer, said):
+async def test_nobody_and_a_peer_that_is_no_hardware_are_exit_3(
+    path, capsys, monkeypatch, answer, said
+):
     monkeypatch.setattr(sandbox, "DEADLINE", 0.5)
 
     async def babble(reader, writer) -> None:
@@ -104,9 +98,12 @@ async def test_a_peer_that_is_no_hardware_is_exit_3(path, capsys, monkeypatch, a
         writer.write(answer or b"")
         writer.close()
 
+    assert [3, 3] == [await run("list", socket=path), await run("list")]
     server = await asyncio.start_unix_server(babble, path)
     assert 3 == await run("list", socket=path)
-    (line,) = capsys.readouterr().err.splitlines()
+    nobody, by_default, line = capsys.readouterr().err.splitlines()
+    assert f"no simulated hardware answers at {path}" in nobody
+    assert "at /run/hami-agent/simulate.sock" in by_default
     assert said in line
     server.close()
 

@@ -6,7 +6,7 @@ tests/app/test_uninstalling.py has what it waits for; tests/peers asks the real 
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,7 @@ async def uninstalled(*words: str) -> int:
     return await asyncio.to_thread(dispatch, ["uninstall", *words], {})
 
 
-async def test_what_goes_is_told_and_a_second_call_finds_nothing(
-    world: ModelWorld, flags: list[str], capsys: pytest.CaptureFixture[str]
-):
+async def test_what_goes_is_told_and_a_second_call_finds_nothing(world, flags, capsys):
     assert 0 == await uninstalled(*flags)
 
     assert world.node_annotations() == KEPT
@@ -88,9 +86,7 @@ async def test_what_goes_is_told_and_a_second_call_finds_nothing(
     assert "nothing of the agent's was found" in capsys.readouterr().out
 
 
-async def test_while_an_agent_runs_nothing_is_changed(
-    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+async def test_while_an_agent_runs_nothing_is_changed(world, flags, tmp_path, capsys):
     lock = LockFile(tmp_path / "run/lock")
     assert lock.try_take()
 
@@ -126,13 +122,7 @@ OTHER_RESOURCE = ("--resource-name", "other.com/gpu")
     ],
 )
 async def test_while_pods_are_there_it_must_be_forced(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arrange: Callable[[ModelWorld], object],
-    words: Sequence[str],
-    refusal: str,
+    world, flags, monkeypatch, capsys, arrange, words, refusal
 ):
     arrange(world)
     monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
@@ -148,9 +138,7 @@ async def test_while_pods_are_there_it_must_be_forced(
     assert 0 == await uninstalled(*flags), "there is nothing left to refuse"
 
 
-async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
-    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+async def test_what_cannot_be_read_is_told_and_has_its_exit_code(world, flags, tmp_path, capsys):
     world.delete_node()
     assert 4 == await uninstalled(*flags)
     world.use_token("other")
@@ -162,17 +150,13 @@ async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
     assert "give the path of a readable kubeconfig" in capsys.readouterr().err
 
 
-def test_plain_mode_has_written_nothing_to_a_node(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-):
+def test_plain_mode_has_written_nothing_to_a_node(flags, capsys):
     assert 0 == dispatch(["uninstall", *flags, "--scheduler", "none"], {})
 
     assert "nothing of the agent's was found\n" == capsys.readouterr().out
 
 
-async def test_no_agent_starts_while_the_node_is_cleaned(
-    world: ModelWorld, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+async def test_no_agent_starts_while_the_node_is_cleaned(world, flags, monkeypatch, tmp_path):
     plain, taken = KubeLeftovers.clean, list[bool]()
 
     async def clean(api: KubeLeftovers, node: NodeLeftovers) -> None:
@@ -190,7 +174,7 @@ async def test_no_agent_starts_while_the_node_is_cleaned(
 
 
 async def test_a_run_directory_that_cannot_be_entered_may_have_an_agent(
-    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world, flags, tmp_path, capsys
 ):
     (tmp_path / "closed").touch()
 
@@ -201,9 +185,7 @@ async def test_a_run_directory_that_cannot_be_entered_may_have_an_agent(
 
 
 @pytest.mark.parametrize("mode", ["hami", "plain", "an outage"])
-async def test_containers_that_a_killed_agent_held_back_are_released(
-    world: ModelWorld, flags: list[str], tmp_path: Path, mode: str
-):
+async def test_containers_that_a_killed_agent_held_back_are_released(world, flags, tmp_path, mode):
     held = with_region(tmp_path / "hook")
     free = with_region(tmp_path / "hook", OTHER)
     poke(held, RECENT, "<i", -1)
@@ -219,7 +201,7 @@ async def test_containers_that_a_killed_agent_held_back_are_released(
 
 
 async def test_regions_that_cannot_be_looked_at_are_told_and_stop_nothing(
-    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world, flags, tmp_path, capsys
 ):
     (tmp_path / "hook/vgpu").mkdir(parents=True)
     (tmp_path / "hook/vgpu/containers").touch()
@@ -249,13 +231,7 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
         ),
     ],
 )
-def test_what_all_nodes_need(
-    words: list[str],
-    environ: dict[str, str],
-    code: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_what_all_nodes_need(words, environ, code, said, capsys):
     assert code == dispatch(["uninstall", *words], environ)
 
     assert said in capsys.readouterr().err
@@ -276,9 +252,7 @@ async def everywhere(world: ModelWorld, *words: str) -> int:
     return await asyncio.to_thread(dispatch, ["uninstall", *EVERYWHERE, *words], environ)
 
 
-async def test_each_node_is_told_before_the_next_is_begun(
-    two: ModelWorld, monkeypatch: pytest.MonkeyPatch
-):
+async def test_each_node_is_told_before_the_next_is_begun(two, monkeypatch):
     class Paper(io.StringIO):
         def flush(self) -> None:
             seen.append(self.getvalue())
@@ -303,13 +277,7 @@ async def test_each_node_is_told_before_the_next_is_begun(
     ],
 )
 async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
-    two: ModelWorld,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: ApiError,
-    code: int,
-    refusal: str,
-    failures: list[tuple[str, str]],
+    two, monkeypatch, capsys, error, code, refusal, failures
 ):
     plain = KubeLeftovers.clean
 
@@ -333,9 +301,7 @@ async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
     assert (f"a: something is left: {error}" in capsys.readouterr().out) == (code == 1)
 
 
-async def test_agents_pods_and_plugins_keep_their_nodes(
-    two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+async def test_agents_pods_and_plugins_keep_their_nodes(two, monkeypatch, capsys):
     monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
     offered = (("True", "80"), ("False", "1k"), ("Unknown", "8"), ("True", "0"), ("True", "many"))
     for name, (ready, amount) in zip("cdefg", offered, strict=True):
