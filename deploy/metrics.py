@@ -33,7 +33,7 @@ TEXT: Final = """\
 # Metrics
 
 All series of `/metrics`, in Prometheus' text format 0.0.4. Written by `make metrics` from the code;
-do not edit.
+do not edit. [GUIDE.md](GUIDE.md#metrics) says how to scrape the agents.
 
 Units are those of the names; a ratio of HAMi's is in percent. Counters start at 0 with the agent. A
 value that is not known has no series, or is NaN. Plain mode has no series about the API server and

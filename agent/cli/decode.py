@@ -13,8 +13,8 @@ import msgspec
 from agent.cli.main import Exit, Subparsers, add_output, fail
 from agent.cli.output import answer
 from agent.errors import MalformedText, SettingsError
-from agent.hami.annotations import decode_node_lock, decode_pod_devices, vendor_words
-from agent.sandbox.scheduler.registry import decode_either, decode_handshake
+from agent.hami.annotations import decode_either, decode_node_lock, decode_pod_devices, vendor_words
+from agent.sandbox.scheduler.registry import decode_handshake
 from agent.settings.files import decode_nodeconfig
 
 MAX_CHARS: Final = 4 * 1024 * 1024

@@ -348,7 +348,7 @@ async def uninstall_everywhere(
             failure = skipped = ""
             if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
                 failure = f"its agent has not ended and would write again (pod {node.agent}): "
-                failure += "clean it when the pod is gone (deploy/README.md, Uninstall)"
+                failure += "clean it when the pod is gone (GUIDE.md, Uninstall)"
             elif node.is_touched and node.served:
                 skipped = f"a device plugin serves {resource} there"
             elif node.is_touched:

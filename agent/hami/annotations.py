@@ -86,7 +86,7 @@ def encode_json(value: object) -> str:
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
     """Decode the GPUs in the text's order; keys that are not ours are ignored.
 
-    A scheduler refuses more: see agent/sandbox/scheduler/registry.py. Raises MalformedText.
+    HAMi's scheduler also refuses wrong types of those. Raises MalformedText.
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")

@@ -1,17 +1,17 @@
 """The API server model: real HTTP on loopback over an `ObjectStore`.
 
-It serves the paths, the patch types, the preconditions, the errors and the watches that an agent
-and kubectl use, and nothing else. Faults are switched on from outside: `throttle`, `begin_outage`,
-`forget_history`, `end_watches`.
+It serves the paths, patch types, preconditions, errors and watches that the agent and kubectl use,
+and nothing else. Faults are switched on from outside: `throttle`, `begin_outage`, `forget_history`,
+`end_watches`.
 
 Codes and reasons are those of kube-apiserver 1.36.3; tests/peers sends both the same requests. The
 model differs in these points:
 
-- It has no schemas. It stores objects as given, without defaults, generation and managed fields,
-  and does not check a pod's spec. Its clients do not read these fields.
-- It has only nodes, pods, events, ResourceQuotas and SelfSubjectAccessReview. A namespace exists
-  if it has an object. PUT, deletecollection, server-side apply, tables, protobuf and label
-  selectors of watches are refused; versions that a GET or LIST asks for are ignored.
+- It has no schemas and no admission. It stores objects as given, without defaults, generation and
+  managed fields, and lets a node write more than NodeRestriction does.
+- It has only nodes, pods, events, ResourceQuotas, namespaces and SelfSubjectAccessReview. PUT,
+  deletecollection, server-side apply, tables and protobuf are refused; versions that a GET or LIST
+  asks for are ignored.
 - A method that a path does not have is 404, a patch of an unknown kind 400.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.
@@ -21,7 +21,6 @@ model differs in these points:
 
 import asyncio
 import contextlib
-import functools
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
@@ -31,12 +30,11 @@ from typing import Final
 from aiohttp import web
 
 from agent.sandbox import apiserver_requests as requests
-from agent.sandbox.apiserver_requests import Rights, Target, authorize, identify, restrict, reviewed
+from agent.sandbox.apiserver_requests import Rights, Target, authorize
 from agent.sandbox.store import (
     CLUSTER_SCOPED,
     KINDS,
-    BadRequestError,
-    Change,
+    ForbiddenError,
     GoneError,
     Json,
     NotFoundError,
@@ -46,7 +44,6 @@ from agent.sandbox.store import (
     TooManyRequestsError,
 )
 
-BODY_LIMIT: Final = 3 * 1024 * 1024
 CLOSE_DEADLINE: Final = 1.0
 PREFIX: Final = "/as/"
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -119,7 +116,7 @@ class ApiServerModel:
         rights: Rights | None = None,
     ) -> None:
         self.store = store
-        self._rights = rights
+        self._rights = rights or {}
         self._admit = admit
         self.journal = Journal()
         self.port = 0
@@ -188,15 +185,14 @@ class ApiServerModel:
             return web.Response(text="ok")
         user, target, headers = "", Target(request.method.lower(), request.path), {}
         try:
-            user = identify(self._tokens, request.headers.get("Authorization"))
+            user = requests.identify(self._tokens, request.headers.get("Authorization"))
             if self._throttled > 0:
                 self._throttled -= 1
                 again = {"Retry-After": str(self._retry_after)}
                 raise TooManyRequestsError("too many requests: try again later", again)
             if request.path == REVIEWS and request.method == "POST":
                 target = Target("create", "selfsubjectaccessreviews")
-                review = requests.parse_object(await _read_body(request))
-                code, answer = 201, reviewed(user, review, requests.parse_fields, self._find)
+                code, answer = 201, self._review(user, await request.content.read())
             elif (known := _discovery(request.path)) is not None:
                 code, answer = 200, known
             else:
@@ -206,8 +202,8 @@ class ApiServerModel:
                 is_partial = PARTIAL in request.headers.get("Accept", "")
                 if target.verb == "watch":
                     return await self._watch(request, user, target, is_partial=is_partial)
-                body = await _read_body(request)
-                code, answer = self._act(user, target, request.content_type, body)
+                body = await request.content.read()
+                code, answer = self._act(target, request.content_type, body)
                 if is_partial and "items" not in answer:
                     answer = _partial(answer)
         except StatusError as refusal:
@@ -218,19 +214,27 @@ class ApiServerModel:
             status=code, body=body, headers=headers, content_type="application/json"
         )
 
-    def _act(self, user: str, target: Target, content_type: str, body: bytes) -> tuple[int, Json]:
-        store, allowed = self.store, functools.partial(restrict, user, target)
+    def _act(self, target: Target, content_type: str, body: bytes) -> tuple[int, Json]:
         match target.verb:
             case "get":
-                return 200, store.get(target.resource, target.namespace, target.name)
+                return 200, self.store.get(target.resource, target.namespace, target.name)
             case "list":
-                return 200, requests.list_objects(store, target)
+                return 200, requests.list_objects(self.store, target)
             case "create":
-                return 201, requests.create(store, target, body, allowed, self._admit)
+                return 201, requests.create(self.store, target, body, self._admit)
             case "patch":
-                return 200, requests.patch(store, target, content_type, body, allowed)
+                return 200, requests.patch(self.store, target, content_type, body)
             case _:
-                return 200, requests.delete(store, target, body, allowed)
+                return 200, requests.delete(self.store, target, body)
+
+    def _review(self, user: str, body: bytes) -> Json:
+        review = requests.parse_object(body)
+        asked, is_allowed = requests.parse_review(review), True
+        try:
+            authorize(user, asked, self._find(asked), self._rights)
+        except ForbiddenError:
+            is_allowed = False
+        return review | {"status": {"allowed": is_allowed}}
 
     async def _watch(
         self, request: web.BaseRequest, user: str, target: Target, *, is_partial: bool
@@ -286,13 +290,11 @@ class WatchStream:
         """Send frames. After a timeout the connection stays usable.
 
         A version that is too old gives an error frame, not an HTTP status, as in the real server
-        (apiserver/pkg/storage/cacher).
-
-        Raises:
-            BadRequestError: an unknown field, a version that is not a number.
+        (apiserver/pkg/storage/cacher). Raises BadRequestError: an unknown field, a version that is
+        not a number.
         """
         since = requests.number(self._target.options, "resourceVersion") or None
-        resource, namespace = self._target.resource, self._target.namespace or None
+        resource, namespace = self._target.resource, self._target.namespace
         opened: Subscription | GoneError
         try:
             opened = store.subscribe(
@@ -304,10 +306,10 @@ class WatchStream:
         response.enable_chunked_encoding()
         with contextlib.suppress(ConnectionResetError):  # the client is gone, which ends the watch
             await response.prepare(request)
-            if isinstance(opened, GoneError):
-                await _write(response, {"type": "ERROR", "object": opened.status()})
-            else:
+            if isinstance(opened, Subscription):
                 await self._follow(response, opened)
+            else:
+                await _write(response, {"type": "ERROR", "object": opened.status()})
             await response.write_eof()
         return response
 
@@ -331,7 +333,7 @@ class WatchStream:
                 marking_at = self._next_mark()
                 await self._mark(response, subscription)
             else:
-                await self._tell(response, change)
+                await self._tell(response, change.type, change.object)
 
     def _next_mark(self) -> float:
         now = asyncio.get_running_loop().time()
@@ -339,17 +341,16 @@ class WatchStream:
         regular = now + BOOKMARK_INTERVAL
         return min(last, regular) if last > now else regular
 
-    async def _tell(self, response: web.StreamResponse, change: Change) -> None:
-        shown = _partial(change.object) if self._is_partial else change.object
-        await _write(response, {"type": change.type, "object": shown})
-
     async def _mark(self, response: web.StreamResponse, subscription: Subscription) -> None:
         if self._bookmarks:
             metadata = {"resourceVersion": str(subscription.cursor)}
             kind = KINDS[self._target.resource]
             mark = {"kind": kind, "apiVersion": "v1", "metadata": metadata}
-            shown = _partial(mark) if self._is_partial else mark
-            await _write(response, {"type": "BOOKMARK", "object": shown})
+            await self._tell(response, "BOOKMARK", mark)
+
+    async def _tell(self, response: web.StreamResponse, what: str, told: Json) -> None:
+        shown = _partial(told) if self._is_partial else told
+        await _write(response, {"type": what, "object": shown})
 
 
 async def _write(response: web.StreamResponse, frame: Json) -> None:
@@ -358,13 +359,6 @@ async def _write(response: web.StreamResponse, frame: Json) -> None:
 
 def _partial(answer: Json) -> Json:
     return {"kind": PARTIAL, "apiVersion": "meta.k8s.io/v1", "metadata": answer["metadata"]}
-
-
-async def _read_body(request: web.BaseRequest) -> bytes:
-    body = await request.content.read()
-    if len(body) > BODY_LIMIT:
-        raise BadRequestError(f"Request entity too large: limit is {BODY_LIMIT}")
-    return body
 
 
 def _with_token_of_path(request: web.BaseRequest) -> web.BaseRequest:

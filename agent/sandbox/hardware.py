@@ -6,13 +6,11 @@ Time is the running loop's.
 
 import asyncio
 import contextlib
-import enum
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -51,37 +49,28 @@ RESET_TIME: Final = 1.0
 """Seconds for which a GPU is lost during its reset."""
 
 
-class Bridging(enum.Enum):
-    """How NVLinks connect the GPUs of a node."""
-
-    NONE = enum.auto()
-    PAIRS = enum.auto()
-    """A bridge between two neighbours."""
-    SWITCHED = enum.auto()
-    """Switches connect every GPU with every other."""
-
-
 class GpuProfile(msgspec.Struct, frozen=True):
-    """One GPU model. `name` and `memory_mib` are NVML's values; `nvlinks` counts per peer."""
+    """One GPU model. `name` and `memory_mib` are NVML's values.
+
+    `nvlinks` connect each two GPUs of `linked` neighbours: a bridge has 2, a switch all.
+    """
 
     key: str
     name: str
     memory_mib: int
     nvlinks: int = 0
-    bridging: Bridging = Bridging.NONE
+    linked: int = MOST_GPUS
 
 
-PROFILES: Final[Mapping[str, GpuProfile]] = MappingProxyType(
-    {
-        profile.key: profile
-        for profile in (
-            GpuProfile("h100", "NVIDIA H100 80GB HBM3", 81559, 18, Bridging.SWITCHED),
-            GpuProfile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12, Bridging.SWITCHED),
-            GpuProfile("t4", "Tesla T4", 15360),
-            GpuProfile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, Bridging.PAIRS),
-        )
-    }
-)
+PROFILES: Final[Mapping[str, GpuProfile]] = {
+    profile.key: profile
+    for profile in (
+        GpuProfile("h100", "NVIDIA H100 80GB HBM3", 81559, 18),
+        GpuProfile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12),
+        GpuProfile("t4", "Tesla T4", 15360),
+        GpuProfile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, linked=2),
+    )
+}
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -118,6 +107,15 @@ def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
     """`count` GPUs of one model, half of them on each socket, with the model's NVLinks."""
     sockets = [0 if 2 * index < count else 1 for index in range(count)]
     uuids = [derived_uuid(f"{profile.key}/{index}") for index in range(count)]
+
+    def link(index: int, peer: int) -> Link:
+        is_near, is_linked = (
+            sockets[index] == sockets[peer],
+            index // profile.linked == peer // profile.linked,
+        )
+        path = PciPath.SAME_CPU if is_near else PciPath.CROSS_CPU
+        return Link(uuids[peer], path, profile.nvlinks if is_linked else 0)
+
     return tuple(
         Gpu(
             uuid=uuids[index],
@@ -127,40 +125,22 @@ def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
             pci=pci_address(index, sockets[index]),
             numa=sockets[index],
             minor=index,
-            links=tuple(
-                Link(uuids[peer], _path(index, peer, sockets), _nvlinks(profile, index, peer))
-                for peer in range(count)
-                if peer != index
-            ),
+            links=tuple(link(index, peer) for peer in range(count) if peer != index),
         )
         for index in range(count)
     )
-
-
-def _path(index: int, peer: int, sockets: list[int]) -> PciPath:
-    return PciPath.SAME_CPU if sockets[index] == sockets[peer] else PciPath.CROSS_CPU
-
-
-def _nvlinks(profile: GpuProfile, index: int, peer: int) -> int:
-    match profile.bridging:
-        case Bridging.SWITCHED:
-            return profile.nvlinks
-        case Bridging.PAIRS:
-            return profile.nvlinks if index // 2 == peer // 2 else 0
-        case Bridging.NONE:
-            return 0
 
 
 class UnknownGpuError(AgentError):
     """No GPU of that name; the text lists the known ones."""
 
 
-class LostGpuError(AgentError):
-    """The GPU is lost, or no GPU has that UUID."""
+class SilentGpuError(AgentError):
+    """The driver has no answer for the GPU: it is lost or unknown, or must be reset first."""
 
-
-class RefusedGpuError(AgentError):
-    """The driver refuses calls for the GPU until it is reset."""
+    def __init__(self, text: str, outcome: ProbeOutcome = ProbeOutcome.LOST) -> None:
+        super().__init__(text)
+        self.outcome: Final = outcome
 
 
 class HardwareError(AgentError):
@@ -217,32 +197,28 @@ class SimulatedHardware:
 
     def scan(self) -> Scan:
         """The scan that the driver returns. Lost GPUs are faults."""
-        return Scan(
-            driver_version=self.driver_version,
-            gpus=tuple(one.gpu for one in self.states if not one.lost and not one.refused),
-            faults=tuple(
-                GpuFault(one.gpu.uuid, LOST, Trouble.LOST, one.gpu.index)
-                if one.lost
-                else GpuFault(one.gpu.uuid, REFUSED, Trouble.RESET, one.gpu.index)
-                for one in self.states
-                if one.lost or one.refused
-            ),
+        silent = [one for one in self.states if one.lost or one.refused]
+        faults = tuple(
+            GpuFault(one.gpu.uuid, LOST, Trouble.LOST, one.gpu.index)
+            if one.lost
+            else GpuFault(one.gpu.uuid, REFUSED, Trouble.RESET, one.gpu.index)
+            for one in silent
         )
+        gpus = tuple(one.gpu for one in self.states if one not in silent)
+        return Scan(driver_version=self.driver_version, gpus=gpus, faults=faults)
 
     def probe(self, uuid: GpuUuid) -> Probe:
         """The probe of one GPU that the driver returns."""
         try:
             state = self._answering(uuid)
-        except LostGpuError as error:
-            return Probe(uuid, ProbeOutcome.LOST, str(error))
-        except RefusedGpuError as error:
-            return Probe(uuid, ProbeOutcome.REFUSED, str(error))
+        except SilentGpuError as error:
+            return Probe(uuid, error.outcome, str(error))
         recovery = RecoveryAction.GPU_RESET if state.needs_reset else RecoveryAction.NONE
         signs = GpuSigns(rows_pending=False, rows_failed=False, recovery=recovery)
         return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
     def sample(self, uuid: GpuUuid) -> GpuSample:
-        """The use of the GPU. Raises LostGpuError, RefusedGpuError."""
+        """The use of the GPU. Raises SilentGpuError."""
         state = self._answering(uuid)
         return GpuSample(
             uuid,
@@ -255,10 +231,11 @@ class SimulatedHardware:
             ecc_uncorrected=0,
         )
 
-    @property
-    def hanging(self) -> float:
-        """Seconds for which the driver will not answer; 0 when it answers."""
-        return max(0.0, self._hang_until - asyncio.get_running_loop().time())
+    async def until_answering(self) -> None:
+        """Wait while the driver hangs."""
+        loop = asyncio.get_running_loop()
+        while (left := self._hang_until - loop.time()) > 0:  # noqa: ASYNC110 -- it may get longer
+            await asyncio.sleep(left)
 
     # Changes of the hardware.
 
@@ -271,13 +248,10 @@ class SimulatedHardware:
     def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number` and gets the state that follows from it."""
         state = self.find(name)
-        kind = xid_class(number)
-        state = self._put(
-            state,
-            lost=state.lost or number == FELL_OFF_THE_BUS,
-            needs_reset=state.needs_reset or kind is XidClass.NEEDS_RESET,
-            xids=(*state.xids, number)[-100:],
-        )
+        lost = state.lost or number == FELL_OFF_THE_BUS
+        needs_reset = state.needs_reset or xid_class(number) is XidClass.NEEDS_RESET
+        xids = (*state.xids, number)[-100:]
+        state = self._put(state, lost=lost, needs_reset=needs_reset, xids=xids)
         self._report(DriverEvent(EventKind.XID, state.gpu.uuid, number))
         return state
 
@@ -352,11 +326,11 @@ class SimulatedHardware:
     def _answering(self, uuid: GpuUuid) -> SimulatedGpu:
         state = self._states.get(uuid)
         if state is None:
-            raise LostGpuError("the driver knows no such GPU")
+            raise SilentGpuError("the driver knows no such GPU")
         if state.lost:
-            raise LostGpuError(LOST)
+            raise SilentGpuError(LOST)
         if state.refused:
-            raise RefusedGpuError(REFUSED)
+            raise SilentGpuError(REFUSED, ProbeOutcome.REFUSED)
         return state
 
     def _report(self, event: DriverEvent) -> None:
@@ -394,8 +368,7 @@ class EventCursor:
     async def next(self) -> tuple[DriverEvent, ...]:
         """Wait for the next events, at least one."""
         first = await self.waiting.get()
-        while left := self._hardware.hanging:  # noqa: ASYNC110 -- it may be made to hang for longer
-            await asyncio.sleep(left)
+        await self._hardware.until_answering()
         return (first, *(self.waiting.get_nowait() for _ in range(self.waiting.qsize())))
 
 
@@ -405,12 +378,6 @@ class EventCursor:
 # not those of people.
 
 FAREWELL: Final = 1.0
-_REASONS: Final[Mapping[type[AgentError], str]] = {
-    UnknownGpuError: "unknown-gpu",
-    LostGpuError: "lost",
-    RefusedGpuError: "needs-reset",
-}
-
 log = structlog.get_logger(__name__)
 
 
@@ -519,13 +486,16 @@ class _Conversation:
             if isinstance(request, talk.DriverRequest):
                 return await self._drive(request)
             return self._control(request)
+        except SilentGpuError as error:
+            is_lost = error.outcome is ProbeOutcome.LOST
+            return talk.FailedReply("lost" if is_lost else "needs-reset", str(error))
         except AgentError as error:
-            return talk.FailedReply(_REASONS.get(type(error), "refused"), str(error))
+            is_unknown = isinstance(error, UnknownGpuError)
+            return talk.FailedReply("unknown-gpu" if is_unknown else "refused", str(error))
 
     async def _drive(self, request: talk.DriverRequest) -> talk.Reply:
         """Answer a request of the driver; wait while the driver hangs."""
-        while left := self._hardware.hanging:  # noqa: ASYNC110 -- it may be made to hang for longer
-            await asyncio.sleep(left)
+        await self._hardware.until_answering()
         match request:
             case talk.ScanRequest():
                 return talk.ScanReply(self._hardware.scan())

@@ -1,8 +1,7 @@
 """The API server's memory and refusals: JSON objects with versions and graceful deletion.
 
-- All resources share one version counter.
+- All resources share one version counter. A write without a change does not count.
 - A stored object is never changed in place, so readers may keep it.
-- A write without a change does not count.
 - A deleted pod is marked first, so watchers get two events.
 - The history of writes is bounded. A watch has only a cursor in it, so a slow one costs no memory.
   It gets `GoneError` once the history no longer has its position.
@@ -13,9 +12,8 @@ import random
 import uuid
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -47,15 +45,13 @@ class StatusError(Exception):
 
     def status(self) -> Json:
         """The `Status` object that a client of the real server receives, without its details."""
-        return {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": self.message,
-            "reason": self.reason,
-            "code": self.code,
-        }
+        told = {"message": self.message, "reason": self.reason, "code": self.code}
+        return status_of("Failure") | told
+
+
+def status_of(status: str) -> Json:
+    """A `Status` object: `Success` or `Failure`."""
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": status}
 
 
 class BadRequestError(StatusError, code=400, reason="BadRequest"):
@@ -105,35 +101,19 @@ KINDS: Final[Mapping[str, str]] = {
 }
 CLUSTER_SCOPED: Final = frozenset({"nodes", "namespaces"})
 DEFAULT_GRACE: Final = 30
-_STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
 _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+_INVOLVED: Final = ("kind", "name", "namespace", "uid")
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "nodes": frozenset({"metadata.name"}),
-    "namespaces": frozenset({"metadata.name", "status.phase"}),
+    "namespaces": frozenset({"metadata.name"}),
     "pods": frozenset(
-        {
-            "metadata.name",
-            "metadata.namespace",
-            "spec.nodeName",
-            "spec.schedulerName",
-            "status.phase",
-        }
+        {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"}
+        | {"spec.schedulerName"}
     ),
-    "events": frozenset(
-        {
-            "involvedObject.kind",
-            "involvedObject.name",
-            "involvedObject.namespace",
-            "involvedObject.uid",
-            "metadata.name",
-            "metadata.namespace",
-            "reason",
-            "type",
-        }
-    ),
+    "events": frozenset({"reason", *(f"involvedObject.{part}" for part in _INVOLVED)}),
+    "resourcequotas": frozenset(),
 }
-"""The selectable fields of each resource. The real server has a few more for pods and events."""
-
+"""The selectable fields of each resource, as far as clients use them."""
 UNLIKE: Final = "!="
 """In a selector, separates a field from a value that it must not have."""
 
@@ -146,8 +126,7 @@ class Change(NamedTuple):
     resource_version: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRecord:
+class WriteRecord(NamedTuple):
     """One write, with the object before and after it."""
 
     version: int
@@ -155,38 +134,26 @@ class WriteRecord:
     after: Json | None
 
 
-def check_fields(resource: str, fields: Iterable[str]) -> None:
-    """Check the names in a field selector.
-
-    Raises:
-        BadRequestError: the resource cannot be selected by a field.
-    """
-    for field in fields:
-        label = field.partition(UNLIKE)[0]
-        if label not in _FIELDS[resource]:
-            raise BadRequestError(f"field label not supported: {label}")
-
-
-def matches(stored: Json, namespace: str | None, fields: Mapping[str, str]) -> bool:
-    """Whether an object is in the namespace and matches a checked field selector."""
-    if namespace is not None and stored["metadata"].get("namespace") != namespace:
-        return False
-    for field, wanted in fields.items():
-        label, unlike, unwanted = field.partition(UNLIKE)
-        part, _, key = label.partition(".")
-        value = (stored.get(part) or {}).get(key) if key else stored.get(part)
-        if ((value or "") != wanted) if not unlike else ((value or "") == unwanted):
-            return False
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The objects of one watch: by resource, namespace (None: all) and field selector."""
+class Selection(NamedTuple):
+    """The objects of one list or watch: by resource, namespace ("": all) and field selector."""
 
     resource: str
-    namespace: str | None
+    namespace: str
     fields: Mapping[str, str]
+
+    def has(self, stored: Json | None) -> bool:
+        """Whether it contains the object."""
+        if stored is None:
+            return False
+        if self.namespace and stored["metadata"].get("namespace") != self.namespace:
+            return False
+        for field, wanted in self.fields.items():
+            label, unlike, unwanted = field.partition(UNLIKE)
+            part, _, key = label.partition(".")
+            value = (stored.get(part) or {}).get(key) if key else stored.get(part)
+            if (value or "") == unwanted if unlike else (value or "") != wanted:
+                return False
+        return True
 
     def see(self, record: WriteRecord) -> Change | None:
         """The event of one write for the watcher. Entering the selection is ADDED.
@@ -194,93 +161,23 @@ class Selection:
         DELETED has the object as it last matched, with the version of the write that ended this
         (apiserver/pkg/storage/cacher/cache_watcher.go:convertToWatchEvent).
         """
-        before, after = self._admit(record.before), self._admit(record.after)
-        if after is not None:
-            return Change("ADDED" if before is None else "MODIFIED", after, record.version)
-        if before is None:
+        version, before, after = record
+        was_in = self.has(before)
+        if after is not None and self.has(after):
+            return Change("MODIFIED" if was_in else "ADDED", after, version)
+        if before is None or not was_in:
             return None
-        told = before | {"metadata": before["metadata"] | {"resourceVersion": str(record.version)}}
-        return Change("DELETED", told, record.version)
-
-    def _admit(self, stored: Json | None) -> Json | None:
-        if stored is None or not matches(stored, self.namespace, self.fields):
-            return None
-        return stored
-
-
-class History:
-    """The latest writes, at most `limit` of each resource, and the version counter."""
-
-    def __init__(self, resources: Iterable[str], limit: int) -> None:
-        self.version = 1
-        self._limit = limit
-        self._records: dict[str, list[WriteRecord]] = {resource: [] for resource in resources}
-        self._forgotten = dict.fromkeys(self._records, 0)
-        self._followers: weakref.WeakSet[Subscription] = weakref.WeakSet()
-        self._changed = asyncio.Event()
-
-    def append(self, resource: str, before: Json | None, after: Json | None) -> None:
-        """Record a write under the next version, and wake all followers."""
-        self.version += 1
-        records = self._records[resource]
-        records.append(WriteRecord(self.version, before, after))
-        if len(records) > self._limit:
-            self._forgotten[resource] = records[-self._limit - 1].version
-            del records[: -self._limit]
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def forget(self) -> None:
-        """Drop all writes. Followers that are up to date continue; others get GoneError."""
-        before = self.version
-        self.version += 1
-        for resource, records in self._records.items():
-            records.clear()
-            self._forgotten[resource] = self.version
-        for follower in self._followers:
-            if follower.cursor >= before:
-                follower.cursor = self.version
-
-    def after(self, resource: str, since: int) -> Sequence[WriteRecord]:
-        """The writes after a version.
-
-        Raises:
-            GoneError: the history no longer has some of them.
-        """
-        if since < self._forgotten[resource]:
-            oldest = self._forgotten[resource]
-            raise GoneError(f"too old resource version: {since} ({oldest})")
-        records = self._records[resource]
-        return records[bisect_right(records, since, key=lambda record: record.version) :]
-
-    def follow(
-        self, selection: Selection, since: int | None, found: Iterable[Json]
-    ) -> "Subscription":
-        """Start a cursor at the version `since`, or (None) now, with the given objects.
-
-        Raises:
-            GoneError: `since` is older than the history.
-        """
-        if since is None:
-            follower = Subscription(self, selection, self.version, found)
-        else:
-            self.after(selection.resource, since)
-            follower = Subscription(self, selection, since, ())
-        self._followers.add(follower)
-        return follower
-
-    async def wait(self) -> None:
-        """Return after the next write."""
-        await self._changed.wait()
+        told = before | {"metadata": before["metadata"] | {"resourceVersion": str(version)}}
+        return Change("DELETED", told, version)
 
 
 class Subscription:
     """An endless iterator over the changes of one selection. Cancelling `anext` loses no change."""
 
     def __init__(
-        self, history: History, selection: Selection, cursor: int, found: Iterable[Json]
+        self, store: "ObjectStore", selection: Selection, cursor: int, found: Iterable[Json]
     ) -> None:
-        self._history = history
+        self._store = store
         self._selection = selection
         self._found = list(found)[::-1]
         self.cursor = cursor
@@ -293,7 +190,7 @@ class Subscription:
             change = self.take()
             if change is not None:
                 return change
-            await self._history.wait()
+            await self._store.until_written()
 
     @property
     def is_started(self) -> bool:
@@ -303,43 +200,44 @@ class Subscription:
     def take(self) -> Change | None:
         """The next change, or None if there is none yet.
 
-        Raises:
-            GoneError: the history no longer has this subscriber's position.
+        Raises GoneError: the history no longer has this subscriber's position.
         """
         if self._found:
             first = self._found.pop()
             return Change("ADDED", first, int(first["metadata"]["resourceVersion"]))
-        for record in self._history.after(self._selection.resource, self.cursor):
+        for record in self._store.after(self._selection.resource, self.cursor):
             self.cursor = record.version
             change = self._selection.see(record)
             if change is not None:
                 return change
-        self.cursor = max(self.cursor, self._history.version)
+        self.cursor = max(self.cursor, self._store.version)
         return None
 
 
 class ObjectStore:
     """Nodes, pods, events, quotas and namespaces of one cluster; synchronous, for one event loop.
 
-    The store returns its own objects: read them, never change them.
+    The store returns its own objects: read them, never change them. It keeps the latest `history`
+    writes of each resource. `heard` is called after each write.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, history: int = 1000) -> None:
         self._clock = clock
         self._rng = rng
+        self._limit = history
         self._objects: dict[str, dict[tuple[str, str], Json]] = {kind: {} for kind in KINDS}
-        self._history = History(KINDS, history)
-
-    @property
-    def version(self) -> int:
+        self._records: dict[str, list[WriteRecord]] = {kind: [] for kind in KINDS}
+        self._forgotten = dict.fromkeys(KINDS, 0)
+        self._followers: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self._changed = asyncio.Event()
+        self.version = 1
         """The resource version of the latest write."""
-        return self._history.version
+        self.heard: Callable[[], None] = lambda: None
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
         """The object of that name (`namespace` is ignored for CLUSTER_SCOPED).
 
-        Raises:
-            NotFoundError: there is none.
+        Raises NotFoundError.
         """
         found = self._objects[resource].get(_key(resource, namespace, name))
         if found is None:
@@ -347,32 +245,19 @@ class ObjectStore:
         return found
 
     def select(
-        self,
-        resource: str,
-        *,
-        namespace: str | None = None,
-        fields: Mapping[str, str] | None = None,
-        at: int | None = None,
+        self, resource: str, *, namespace: str = "", fields: Mapping[str, str] | None = None
     ) -> list[Json]:
-        """All objects that match, by namespace and name; with `at`, as of that version.
+        """All objects that match, by namespace and name.
 
-        Raises:
-            BadRequestError: the real server does not select by a field.
-            GoneError: `at` is older than the history.
+        Raises BadRequestError: the resource has no such field to select by.
         """
-        check_fields(resource, fields or {})
-        objects = self._objects[resource]
-        if at is not None:
-            objects = self._snapshot(resource, at)
-        present = (objects[key] for key in sorted(objects))
-        return [found for found in present if matches(found, namespace, fields or {})]
+        selection, objects = _selection(resource, namespace, fields), self._objects[resource]
+        return [objects[key] for key in sorted(objects) if selection.has(objects[key])]
 
     def create(self, resource: str, obj: Json) -> Json:
         """Store a new object with a UID, a creation time and a version.
 
-        Raises:
-            AlreadyExistsError: an object of this name exists.
-            InvalidError: it has neither a name nor a generateName.
+        Raises AlreadyExistsError; InvalidError: it has neither a name nor a generateName.
         """
         fresh = deepcopy(obj)
         metadata = fresh.setdefault("metadata", {})
@@ -409,9 +294,7 @@ class ObjectStore:
     ) -> Json:
         """Replace an object by the result of `change` on a copy. Without a difference, no write.
 
-        Raises:
-            NotFoundError: there is none.
-            ConflictError: it has another UID, or another version than the caller knew.
+        Raises NotFoundError; ConflictError: another UID, or another version than the caller knew.
         """
         current = self.get(resource, namespace, name)
         _require(resource, current, uid, resource_version)
@@ -434,9 +317,7 @@ class ObjectStore:
     ) -> Json:
         """Assign a pod to a node, as the binding subresource does. A binding can add annotations.
 
-        Raises:
-            NotFoundError: no such pod.
-            ConflictError: another pod of that name, one being deleted, or one that has a node.
+        Raises NotFoundError; ConflictError: another pod, one being deleted, or one that has a node.
         """
 
         def assign(pod: Json) -> Json:
@@ -449,13 +330,11 @@ class ObjectStore:
             pod["spec"]["nodeName"] = node_name
             if annotations:
                 pod["metadata"].setdefault("annotations", {}).update(annotations)
+            held = pod["status"].get("conditions") or []
             scheduled = {"type": "PodScheduled", "status": "True"}
-            conditions = pod["status"].get("conditions") or []
-            others = [entry for entry in conditions if entry["type"] != "PodScheduled"]
-            pod["status"]["conditions"] = [
-                *others,
-                scheduled | {"lastTransitionTime": self._stamp()},
-            ]
+            scheduled["lastTransitionTime"] = self._stamp()
+            others = [entry for entry in held if entry["type"] != "PodScheduled"]
+            pod["status"]["conditions"] = [*others, scheduled]
             return pod
 
         return self.update("pods", namespace, name, assign, uid=uid)
@@ -475,9 +354,7 @@ class ObjectStore:
         `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the last
         version of the object that watchers got.
 
-        Raises:
-            NotFoundError: there is none.
-            ConflictError: it has another UID, or another version.
+        Raises NotFoundError; ConflictError: it has another UID, or another version.
         """
         current = self.get(resource, namespace, name)
         _require(resource, current, uid, version)
@@ -494,9 +371,7 @@ class ObjectStore:
     def finalize(self, namespace: str, name: str, *, uid: str | None = None) -> None:
         """Remove a pod after the kubelet has stopped all its containers.
 
-        Raises:
-            NotFoundError: no such pod.
-            ConflictError: it has another UID.
+        Raises NotFoundError; ConflictError: it has another UID.
         """
         _require("pods", self.get("pods", namespace, name), uid, None)
         self._end(namespace, name)
@@ -506,40 +381,69 @@ class ObjectStore:
         resource: str,
         since: int | None,
         *,
-        namespace: str | None = None,
+        namespace: str = "",
         fields: Mapping[str, str] | None = None,
     ) -> Subscription:
         """Follow the objects that match: an endless async iterator of `Change`.
 
         `since` None starts with one ADDED for each existing object. A number continues after that
-        version.
-
-        Raises:
-            GoneError: `since` is older than the history.
-            BadRequestError: the real server does not select by a field.
+        version. Raises BadRequestError as `select` does; GoneError: `since` is older than the
+        history.
         """
-        chosen = Selection(resource, namespace, dict(fields or {}))
         found = self.select(resource, namespace=namespace, fields=fields)
-        return self._history.follow(chosen, since, found)
+        if since is not None:
+            self.after(resource, since)
+            found = []
+        cursor = self.version if since is None else since
+        selection = _selection(resource, namespace, fields)
+        self._followers.add(follower := Subscription(self, selection, cursor, found))
+        return follower
+
+    def after(self, resource: str, since: int) -> list[WriteRecord]:
+        """The writes after a version. Raises GoneError: the history has not all of them."""
+        if since < (oldest := self._forgotten[resource]):
+            raise GoneError(f"too old resource version: {since} ({oldest})")
+        records = self._records[resource]
+        return records[bisect_right(records, since, key=lambda record: record.version) :]
+
+    async def until_written(self) -> None:
+        """Return after the next write."""
+        await self._changed.wait()
 
     def forget_history(self) -> None:
-        """Drop the history, as a compaction does. Watches from an old version get GoneError.
-
-        Subscribers that are up to date continue.
-        """
-        self._history.forget()
+        """Drop the history, as a compaction does. Subscribers that are not up to date are Gone."""
+        before = self.version
+        self.version += 1
+        for resource, records in self._records.items():
+            records.clear()
+            self._forgotten[resource] = self.version
+        for follower in self._followers:
+            if follower.cursor >= before:
+                follower.cursor = self.version
 
     def _write(self, resource: str, key: tuple[str, str], fresh: Json) -> Json:
-        fresh["metadata"]["resourceVersion"] = str(self._history.version + 1)
+        fresh["metadata"]["resourceVersion"] = str(self.version + 1)
         before = self._objects[resource].get(key)
         self._objects[resource][key] = fresh
-        self._history.append(resource, before, fresh)
+        self._record(resource, before, fresh)
         return fresh
 
     def _remove(self, resource: str, key: tuple[str, str]) -> Json:
         before = self._objects[resource].pop(key)
-        self._history.append(resource, before, None)
+        self._record(resource, before, None)
         return before | {"metadata": before["metadata"] | {"resourceVersion": str(self.version)}}
+
+    def _record(self, resource: str, before: Json | None, after: Json | None) -> None:
+        """Note a write under the next version, and wake all followers."""
+        self.version += 1
+        records = self._records[resource]
+        records.append(WriteRecord(self.version, before, after))
+        if len(records) > self._limit:
+            self._forgotten[resource] = records[-self._limit - 1].version
+            del records[: -self._limit]
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self.heard()
 
     def _end(self, namespace: str, name: str) -> Json:
         self._mark(namespace, name, 0)
@@ -563,27 +467,24 @@ class ObjectStore:
 
         return self.update("pods", namespace, name, mark)
 
-    def _snapshot(self, resource: str, version: int) -> dict[tuple[str, str], Json]:
-        objects = dict(self._objects[resource])
-        for record in reversed(self._history.after(resource, version)):
-            named = (record.after or record.before or {})["metadata"]
-            key = _key(resource, named.get("namespace", ""), named["name"])
-            if record.before is None:
-                objects.pop(key)
-            else:
-                objects[key] = record.before
-        return objects
-
     def _stamp(self, ahead: int = 0) -> str:
         return _text(self._clock.now() + timedelta(seconds=ahead))
 
 
 def _text(moment: datetime) -> str:
-    return moment.strftime(_STAMP)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:
     return ("" if resource in CLUSTER_SCOPED else namespace, name)
+
+
+def _selection(resource: str, namespace: str, fields: Mapping[str, str] | None) -> Selection:
+    for field in fields or ():
+        label = field.partition(UNLIKE)[0]
+        if label not in _FIELDS[resource]:
+            raise BadRequestError(f"field label not supported: {label}")
+    return Selection(resource, namespace, dict(fields or {}))
 
 
 def _require(resource: str, current: Json, uid: str | None, version: str | None) -> None:
@@ -592,7 +493,5 @@ def _require(resource: str, current: Json, uid: str | None, version: str | None)
     if uid is not None and uid != held["uid"]:
         raise ConflictError(refused + f"the UID is {held['uid']}, not {uid}")
     if version is not None and version != held["resourceVersion"]:
-        raise ConflictError(
-            refused + "the object has been modified; please apply your changes to the latest "
-            "version and try again"
-        )
+        modified = "the object has been modified; please apply your changes to the latest version"
+        raise ConflictError(f"{refused}{modified} and try again")

@@ -58,18 +58,23 @@ async def test_overlapping_calls_after_a_lost_checkpoint_never_kill_the_kubelet(
         assert [] == list(story.world.kubelet.history.of("panicked"))
 
 
+@pytest.mark.parametrize("count", [3, 16])
 @told
-async def test_a_reboot_with_a_lost_checkpoint_gives_all_pods_their_old_answers():
+async def test_a_reboot_with_a_lost_checkpoint_gives_all_pods_their_old_answers(count):
+    """The kubelet asks for all of them at once, and bounds the questions that it answers."""
     async with a_story() as story:
-        uids = [await story.runs(name, SMALL) for name in ("a", "b", "c")]
+        story.world.set_split(count)
+        names = [f"p{number}" for number in range(count)]
+        shape = Shape((Box(mib=300, cores=0),))
+        uids = [await story.runs(name, shape) for name in names]
         before = [story.asked(uid) for uid in uids]
 
         await story.world.reboot(lose=True)
-        assert {"Running"} == {story.phase(name) for name in ("a", "b", "c")}
-        await story.running("a", "b", "c", within=120)
+        assert {"Running"} == {story.phase(name) for name in names}
+        await story.running(*names, within=120)
 
-        assert [count + 1 for count in before] == [story.asked(uid) for uid in uids]
-        assert {("replay", ""): 3} == story.results
+        assert [times + 1 for times in before] == [story.asked(uid) for uid in uids]
+        assert {("replay", ""): count} == story.results
 
 
 @told

@@ -10,7 +10,7 @@ import pytest
 from agent.allocate.match import UnlockedPods
 from agent.allocate.service import DISK_BUDGET
 from agent.errors import DriverMissing, Refusal, RefusalReason, StateError
-from agent.inventory import CHECK_PERIOD, SPECIFICATIONS_DEADLINE, SPECIFICATIONS_PERIOD
+from agent.inventory import SPECIFICATIONS_DEADLINE
 from agent.ledger import Ledger, State
 from agent.model import Condition, slice_id
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
@@ -22,7 +22,7 @@ from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))
 LIBRARY = ("/usr/local/vgpu/libvgpu.so",)
-WITHIN, BACK = CHECK_PERIOD, 1.0
+WITHIN, BACK = 10.0, 1.0
 READ_ONLY = StateError("hook path is read-only")
 REPLACED = DriverMissing("replaced", remedy="reboot [P-DRIVER]")
 PLAIN = "scheduler: none\n"
@@ -148,7 +148,7 @@ async def test_plain_mode_withholds_for_its_state_and_for_a_library_that_it_moun
 
 
 ALL = [G0, G1, G2]
-SEEN = SPECIFICATIONS_PERIOD + 0.2
+SEEN = 5.2
 HOLDING = msgspec.structs.replace(BEFORE, ledger=Ledger((ROW,)))
 
 

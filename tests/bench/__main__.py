@@ -5,7 +5,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 import structlog
@@ -43,7 +43,7 @@ def main() -> int:
         names = [one for one in names if one not in beside]
     for name in names:
         sys.stderr.write(f"measuring {name} …\n")
-        measured = asyncio.run(_measured(name, args.runs))
+        measured = asyncio.run(PARTS[name](args.runs))
         figures += [dataclasses.replace(one, part=name) for one in measured]
     sys.stdout.write("\n".join(table(figures)) + "\n")
     keep(figures, args.out, add=args.add)
@@ -63,30 +63,14 @@ def asked(words: Sequence[str]) -> list[str]:
     return [name for name in PARTS if name in meant]
 
 
-async def _pods(_: int) -> list[Figure]:
-    return await lab.pods()
-
-
-async def _allocates(_: int) -> list[Figure]:
-    return await lab.allocates()
-
-
-async def _idle(_: int) -> list[Figure]:
-    return await lab.idle()
-
-
-async def _regions(_: int) -> list[Figure]:
-    return await regions()
-
-
-PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
+PARTS: dict[str, Callable[[int], Coroutine[None, None, list[Figure]]]] = {
     "restarts": lab.restarts,
     "events": rest.events,
-    "pods": _pods,
-    "allocates": _allocates,
-    "idle": _idle,
+    "pods": lab.pods,
+    "allocates": lab.allocates,
+    "idle": lab.idle,
     "churn": churn,
-    "regions": _regions,
+    "regions": regions,
     "real-starts": real.starts,
     "real-rest": real.rest,
     "real-allocates": allocates,
@@ -94,10 +78,6 @@ PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
 }
 REAL = "real-"
 LONG = ("churn", "real-ten-minutes")
-
-
-async def _measured(name: str, runs: int) -> list[Figure]:
-    return await PARTS[name](runs)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.stage import plain
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.state import decode_state
-from tests.bench import toll
-from tests.bench.allocates import Spent, a_pod, by_step, spent, under_load
-from tests.bench.figures import Figure, percentile
+from tests.bench import process, toll
+from tests.bench.allocates import a_pod, spent, under_load
+from tests.bench.figures import Figure
 from tests.fakes import nvml_stub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,7 +158,7 @@ async def next_line(lists: asyncio.StreamReader) -> float:
         return float((await lists.readline()).split()[0])
 
 
-async def pods() -> list[Figure]:
+async def pods(_: int) -> list[Figure]:
     """Allocate, and what pods cost the API server: one by one, then a burst."""
     async with served() as cluster:
         journal, user = cluster.api.journal, cluster.user
@@ -166,7 +166,6 @@ async def pods() -> list[Figure]:
         inside = await _allocates(cluster)
         writes = (journal.writes(user) - begun[0]) / PODS
         reads = (journal.reads(user) - begun[1]) / PODS
-        rpcs = _rpcs(cluster)
         before = journal.reads(user)
         burst = [f"burst-{number}" for number in range(BURST)]
         for name in burst:
@@ -175,26 +174,15 @@ async def pods() -> list[Figure]:
             cluster, lambda: all(is_running(cluster, name) for name in burst), BURST_PATIENCE
         )
         burst_reads = (journal.reads(user) - before) / BURST
-    around = "around the call at the kubelet model, its loop and gRPC included"
-    rpc = "Allocate"
     return [
         *inside,
-        Figure("allocate_rpc_p50", f"{rpc} at the kubelet, p50", "ms", rpcs, around),
-        Figure(
-            "allocate_rpc_p99",
-            f"{rpc} at the kubelet, p99",
-            "ms",
-            rpcs,
-            around,
-            value=percentile(rpcs, 99),
-        ),
         Figure("writes_per_pod", "API writes a pod", "", [writes], f"{PODS} pods one by one", 2),
         Figure("reads_per_pod", "API reads a pod", "", [reads], f"{PODS} pods one by one", 0),
         Figure("reads_in_burst", "API reads a pod in a burst", "", [burst_reads], f"{BURST} pods"),
     ]
 
 
-async def idle() -> list[Figure]:
+async def idle(_: int) -> list[Figure]:
     """What the process costs while nothing happens, its GPUs in a stand-in for NVIDIA's library."""
     async with with_library() as cluster, contextlib.AsyncExitStack() as pods:
         empty = await _at_rest(cluster)
@@ -203,7 +191,7 @@ async def idle() -> list[Figure]:
         full = await _at_rest(cluster)
     how = f"of all threads over {IDLE:g} s, {GPUS} GPUs; no container"
     beside = f"the same beside {CONTAINERS} containers"
-    cpu, wakes = "time on a core (schedstat)", "context switches, voluntary and not,"
+    cpu, wakes = "time on a core", "context switches"
     return [
         Figure("idle_cpu", "CPU while idle", "%", [empty.percent], f"{cpu} {how}", 0.05),
         Figure(
@@ -227,11 +215,12 @@ class Rest:
 async def _at_rest(cluster: SandboxCluster) -> Rest:
     await asyncio.sleep(CALM)
     journal, pid = cluster.api.journal, cluster.agent.pid
-    calls, spent, woken = sum(journal.counts.values()), _cpu_seconds(pid), _switches(pid)
+    calls, used = sum(journal.counts.values()), process.cpu_seconds(pid)
+    woken = process.wake_ups(pid)
     await asyncio.sleep(IDLE)
     return Rest(
-        (_cpu_seconds(pid) - spent) / IDLE * 100,
-        (_switches(pid) - woken) / IDLE,
+        (process.cpu_seconds(pid) - used) / IDLE * 100,
+        (process.wake_ups(pid) - woken) / IDLE,
         sum(journal.counts.values()) - calls,
     )
 
@@ -241,7 +230,7 @@ async def _allocates(cluster: SandboxCluster) -> list[Figure]:
     places = cluster.places
     directory = places.root / "toll"
     directory.mkdir()
-    sums = [Spent()]
+    sums = [0.0]
     tolls: list[toll.Toll] = []
     written: list[int] = []
     arguments = str(directory), str(places.pod_resources / "kubelet.sock")
@@ -257,45 +246,19 @@ async def _allocates(cluster: SandboxCluster) -> list[Figure]:
             tolls.append((disk, question))
             written.append(decode_state((places.state / "state.json").read_bytes()).generation)
     # The first of each has to find its way.
-    took = [now.since(before) for before, now in pairwise(sums[1:])]
+    took = [now - before for before, now in pairwise(sums[1:])]
     writes = [float(after - before) for before, after in pairwise(written)]
     how = "generations of state.json from one settled pod to the next"
     return [
-        *toll.figures([one.total for one in took], tolls[1:]),
-        *by_step(took),
+        *toll.figures(took, tolls[1:]),
         Figure("writes_per_pod", "writes of the state, until a pod is settled", "", writes, how),
     ]
 
 
-async def allocates() -> list[Figure]:
+async def allocates(_: int) -> list[Figure]:
     """Allocates under other circumstances."""
     async with served() as cluster:
         return await under_load(cluster, PODS // 2)
-
-
-def _rpcs(cluster: SandboxCluster) -> list[float]:
-    begun: dict[tuple[str, str], float] = {}
-    found: list[float] = []
-    for event in cluster.kubelet.history.of("allocating", "allocated"):
-        key = event.pod, event.container
-        if event.kind == "allocating":
-            begun[key] = event.elapsed
-        else:
-            found.append((event.elapsed - begun[key]) * 1000)
-    return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Time on a core, of all threads, to the nanosecond."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def _switches(pid: int) -> int:
-    """Context switches of all threads so far, voluntary and involuntary."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    lines = (line for task in tasks for line in (task / "status").read_text().splitlines())
-    return sum(int(line.split()[1]) for line in lines if "voluntary_ctxt_switches" in line)
 
 
 # The agent as operators have it: installed from its wheel, with compiled bytecode.

@@ -1,7 +1,5 @@
 """What the kernel tells of a process: its time on a core, its memory by kind, how often it woke."""
 
-import os
-import subprocess
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -18,39 +16,18 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | _RUN_TIME)
 
 
-def cpu_of(*command: str) -> float:
-    """Time on a core, in seconds, that a program takes from exec to its end."""
-    child = subprocess.Popen(command)  # noqa: S603 -- our own
-    _, code, used = os.wait4(child.pid, 0)
-    child.returncode = code
-    return used.ru_utime + used.ru_stime
-
-
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Memory in bytes. `file` are pages of programs, libraries and other files.
+    """Memory in bytes."""
 
-    `shared`: what of `resident` another process has mapped, too.
-    """
-
-    peak: int
     resident: int
     anonymous: int
-    file: int
-    shared: int
 
 
 def weight(pid: int) -> Weight:
     """How much memory a process has. Raises OSError: it is gone."""
     found = _sizes(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    resident, anonymous = found["Rss"], found["Anonymous"]
-    return Weight(
-        peak=_sizes(Path(f"/proc/{pid}/status").read_text())["VmHWM"],
-        resident=resident,
-        anonymous=anonymous,
-        file=resident - anonymous,
-        shared=found["Shared_Clean"] + found["Shared_Dirty"],
-    )
+    return Weight(found["Rss"], found["Anonymous"])
 
 
 def _sizes(text: str) -> dict[str, int]:

@@ -1,9 +1,8 @@
 """What is measured beside the real peers: starts, memory, rest, Allocate."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from statistics import median
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.bench import process, toll
 from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
-from tests.bench.lab import PATIENCE, PLACE, beside, chill, files
+from tests.bench.lab import PATIENCE, beside, chill, files
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.faces import page
 from tests.peers.lab.identities import ADMIN
@@ -30,7 +29,6 @@ STARTS = 2
 """Starts of each kind for each run."""
 SETTLED = 5.0
 """Seconds after which nothing of the start is under way any more."""
-PYTHON = (str(PLACE / "bin/python"), "-I", "-c", "pass")
 WINDOW = 10.0
 WINDOWS = 12
 LONG = 600.0
@@ -69,7 +67,6 @@ async def _warm(bed: RealBed, tries: int) -> tuple[Times, list[Figure]]:
     """The first of these, which fills the page cache, is left out."""
     times: Times = []
     weights: list[process.Weight] = []
-    floor: list[float] = []
     for _ in range(tries + 1):
         one = await bed.start()
         await bed.until_up(one.agent)
@@ -77,12 +74,7 @@ async def _warm(bed: RealBed, tries: int) -> tuple[Times, list[Figure]]:
         times.append((one.seconds, one.cpu))
         weights.append(process.weight(one.agent.part.pid))
         await bed.end(one.agent)
-        floor.append(process.cpu_of(*PYTHON) * 1000)
-    how = "exec to exit, after each warm start: how fast the machine was"
-    return times[1:], [
-        Figure("real_python_cpu", "Python that does nothing, CPU", "ms", floor[1:], how),
-        *_weights("settled", weights[1:], f"{SETTLED:g} s after it is ready"),
-    ]
+    return times[1:], [*_weights("settled", weights[1:], f"{SETTLED:g} s after it is ready")]
 
 
 async def _starts(
@@ -115,7 +107,7 @@ def _weights(name: str, weights: Iterable[process.Weight], when: str) -> list[Fi
     found = list(weights)
     how = f"smaps_rollup, {when}, 1 MB = 10^6 bytes"
 
-    def figure(kind: str, what: str, budget: float | None, peers: str, how: str = how) -> Figure:
+    def figure(kind: str, what: str, budget: float | None, peers: str) -> Figure:
         samples = [getattr(one, kind) / process.MEGA for one in found]
         told = f"{what}, {when}"
         return Figure(f"real_{kind}_{name}", told, "MB", samples, how, budget, peers=peers)
@@ -123,9 +115,6 @@ def _weights(name: str, weights: Iterable[process.Weight], when: str) -> list[Fi
     return [
         figure("resident", "resident", 52, "52.0 MB; 28 to 33 MB"),
         figure("anonymous", "… anonymous", 38, "6.7 MB; 5.6 to 14 MB"),
-        figure("file", "… of files", None, "45 MB"),
-        figure("shared", "… mapped by other processes, too", None, ""),
-        figure("peak", "peak until then", None, "", "VmHWM"),
     ]
 
 
@@ -175,19 +164,12 @@ async def _at_rest(bed: RealBed) -> Agent:
 PODS = 40
 KUBELET = "kubelet_device_plugin_alloc_duration_seconds"
 INSIDE = "hami_agent_rpc_duration_seconds"
-STEP = "step"
-"""The label by which a histogram of the agent tells the steps of an Allocate apart."""
 HAMI = "1,319 ms, 21.9 ms with 5 s between pods; -"
-
-Sums = Mapping[str, float]
-"""Seconds of all calls together, by what they were spent on."""
 
 
 async def allocates(_: int) -> list[Figure]:
     """Pods one by one, placed by hand, and after each what it could not do without, by itself."""
-    at_kubelet, inside = list[float](), list[float]()
-    steps: dict[str, list[float]] = {}
-    tolls: list[toll.Toll] = []
+    at_kubelet, inside, tolls = list[float](), list[float](), list[toll.Toll]()
     async with open_bed() as bed:
         cluster = bed.cluster
         agent = (await bed.start()).agent
@@ -199,11 +181,11 @@ async def allocates(_: int) -> list[Figure]:
         async with beside("tests.bench.toll", *arguments) as (told, said):
             for number in range(PODS + 1):
                 name = f"one-{number}"
-                before = await _kubelet_sum(bed), await _sums(agent)
+                before = await _kubelet_sum(bed), await _agent_sum(agent)
                 await place(cluster, as_if_generated(a_pod(name)), [[share(cluster, number % 8)]])
                 await until_running(cluster, name)
                 await until_unlocked(cluster)
-                now = await _kubelet_sum(bed), await _sums(agent)
+                now = await _kubelet_sum(bed), await _agent_sum(agent)
                 told.write(f"{state.stat().st_size} {NAMESPACE} {name}\n".encode())
                 async with asyncio.timeout(PATIENCE):
                     disk, question = map(float, (await said.readline()).split())
@@ -211,57 +193,16 @@ async def allocates(_: int) -> list[Figure]:
                 await until_deleted(cluster, name)
                 if number:  # the first has to find its way
                     at_kubelet.append((now[0] - before[0]) * 1000)
-                    for what, total in now[1].items():
-                        spent = (total - before[1].get(what, 0.0)) * 1000
-                        (inside if what == INSIDE else steps.setdefault(what, [])).append(spent)
+                    inside.append((now[1] - before[1]) * 1000)
                     tolls.append((disk, question))
-    return _figures(at_kubelet, inside, steps, tolls)
-
-
-def _figures(
-    at_kubelet: list[float],
-    inside: list[float],
-    steps: Mapping[str, list[float]],
-    tolls: list[toll.Toll],
-) -> list[Figure]:
     how = f"{KUBELET} of each of {PODS} pods, one after the other"
-    both = [sum(one) for one in tolls]
-    over = [took / floor for took, floor in zip(inside, both, strict=True)]
-    own, alone = f"{INSIDE} of each pod", "in a process of its own, after each pod"
-    paired = "pod by pod: the Allocate and what the two took by themselves just after"
-    what = "Allocate in the agent"
+    over = [took / sum(floor) for took, floor in zip(inside, tolls, strict=True)]
+    own, what = f"{INSIDE} of each pod", "Allocate in the agent"
+    paired = "pod by pod: the Allocate and what disk and question took by themselves just after"
     return [
         Figure("real_allocate", "Allocate at the kubelet", "ms", at_kubelet, how, peers=HAMI),
         Figure("real_allocate_inside", what, "ms", inside, own),
-        *(
-            Figure(
-                f"real_allocate_step_{name}",
-                f"… of it waiting: {name}",
-                "ms",
-                took,
-                "by its metrics",
-            )
-            for name, took in sorted(steps.items())
-        ),
-        Figure(
-            "real_allocate_alone_disk",
-            "the same on disk, alone",
-            "ms",
-            [d for d, _ in tolls],
-            alone,
-        ),
-        Figure(
-            "real_allocate_alone_question", "the same question", "ms", [q for _, q in tolls], alone
-        ),
-        Figure("real_allocate_over_both", f"{what} over both", "x", over, paired, 1.2),
-        Figure(
-            "real_allocate_p50_over_both",
-            "… by the medians of the three",
-            "x",
-            [median(inside) / sum(map(median, zip(*tolls, strict=True)))],
-            "of the rows above",
-            1.2,
-        ),
+        Figure("real_allocate_over_both", f"{what} over both", "x", over, paired, 1.3),
     ]
 
 
@@ -280,18 +221,13 @@ async def _kubelet_sum(bed: RealBed) -> float:
     )
 
 
-async def _sums(agent: Agent) -> Sums:
-    """Seconds of all Allocates that were answered, whole and by step.
-
-    The page may be a quarter of a second old.
-    """
+async def _agent_sum(agent: Agent) -> float:
+    """Seconds of all Allocates that were answered. The page may be a quarter of a second old."""
     await asyncio.sleep(0.3)
     _, text = await page(agent, "/metrics")
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == f"{INSIDE}_sum" and sample.labels["method"] == "allocate":
-                found[INSIDE] = found.get(INSIDE, 0.0) + sample.value
-            elif sample.name.endswith("_seconds_sum") and STEP in sample.labels:
-                found[sample.labels[STEP]] = sample.value
-    return found
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == f"{INSIDE}_sum" and sample.labels["method"] == "allocate"
+    )

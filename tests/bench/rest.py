@@ -63,7 +63,7 @@ ROUNDS = 20
 NOW = dt.datetime(2026, 11, 26, tzinfo=dt.UTC)
 
 
-async def regions() -> list[Figure]:
+async def regions(_: int) -> list[Figure]:
     """Read 100 regions, know which of their processes exist, and sum what they use."""
     with tempfile.TemporaryDirectory() as made:
         top = Path(made)

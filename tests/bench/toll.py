@@ -29,19 +29,14 @@ def figures(allocates: Sequence[float], tolls: Sequence[Toll]) -> list[Figure]:
 
     Pair by pair, for a shared machine is fast at one moment and slow at another.
     """
-    disk, question = ([toll[part] for toll in tolls] for part in (0, 1))
     pairs = list(zip(allocates, map(sum, tolls), strict=True))
     own = "the agent's own clock, by the sum of rpc_duration_seconds after each pod"
-    alone = "in a process of its own, after each pod"
     paired = "pod by pod: the Allocate and what the two took by themselves just after"
     name, within = "Allocate in the agent", percentile(allocates, 99)
     return [
         Figure("allocate_p50", f"{name}, p50", "ms", allocates, own, 2.5),
         Figure("allocate_p99", f"{name}, p99", "ms", allocates, own, 10, within),
-        Figure("allocate_disk", "… the same on disk, alone", "ms", disk, alone),
-        Figure("allocate_question", "… the same question, alone", "ms", question, alone),
-        Figure("allocate_beyond", "… beyond both", "ms", [a - toll for a, toll in pairs], paired),
-        Figure("allocate_over_both", "… over both", "x", [a / toll for a, toll in pairs], paired),
+        Figure("allocate_over_both", "… over both", "x", [a / b for a, b in pairs], paired, 1.3),
     ]
 
 

@@ -12,28 +12,20 @@ NAME = "hami's words for variables and the monitor"
 
 def test_variables_by_name_are_variables(helm: Helm):
     found = environment(container(pod_of(helm.objects(values(NAME)))))
-
-    assert ("b", "4", "10000000", "true") == tuple(found[n] for n in ("A", "LEVEL", "LONG", "ON"))
-
-
-def test_variables_as_in_a_container_stay_as_they_are(helm: Helm):
     field = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
     given = {**LEAST, "devicePlugin": {"extraEnvs": [field]}}
 
     assert field in container(pod_of(helm.objects(given)))["env"]
+    assert ("b", "4", "10000000", "true") == tuple(found[n] for n in ("A", "LEVEL", "LONG", "ON"))
 
 
 def test_secrets_of_the_monitors_image_are_the_pods(helm: Helm):
     pod = pod_of(helm.objects(values(NAME)))
 
     assert [{"name": "theirs"}, {"name": "mine"}] == pod["imagePullSecrets"]
-
-
-def test_the_monitor_stays_without_hamis_privileges(helm: Helm):
-    pod = pod_of(helm.objects(values(NAME)))
-    (monitor,) = [one for one in pod["containers"] if one["name"] == "vgpu-monitor"]
-
-    assert {"drop": ["ALL"]} == monitor["securityContext"]["capabilities"]
+    # It stays without HAMi's privileges.
+    dropped = container(pod, "vgpu-monitor")["securityContext"]["capabilities"]
+    assert {"drop": ["ALL"]} == dropped
 
 
 def test_a_directory_that_follows_from_the_hook_path_may_be_said(helm: Helm):

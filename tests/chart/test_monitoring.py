@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.chart.lab.helm import CHART, NAMESPACE, Helm, container, of_kind, pod_of, the
-from tests.chart.lab.values import LEAST, MATRIX, values
+from tests.chart.lab.values import LEAST, values
 
 FILES = CHART / "files"
 BOTH = {**LEAST, "devicePlugin": {"monitor": {"enabled": True}}}
@@ -103,14 +103,3 @@ def test_only_the_agents_own_labels_are_kept_and_only_they_are_its_job(helm: Hel
 
 def spec_ends(spec):
     return spec.get("endpoints") or spec["podMetricsEndpoints"]
-
-
-def test_the_matrix_has_each_of_them():
-    switched = {
-        name
-        for one in MATRIX.values()
-        for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
-        if one.get(name, {}).get("enabled")
-    }
-
-    assert {"serviceMonitor", "podMonitor", "prometheusRule", "dashboard"} == switched

@@ -55,20 +55,14 @@ def containers(pod: Object) -> list[Object]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
-def test_no_pod_shares_a_namespace_of_the_host(pods: list[Object]):
+def test_every_container_has_no_right_of_root(pods: list[Object]):
+    """And a bound of memory, and no pod a namespace of the host."""
     for pod in pods:
         assert set() == {"hostPID", "hostIPC", "hostNetwork", "hostUsers"} & set(pod)
-
-
-def test_every_container_has_no_right_of_root(pods: list[Object]):
-    for one in (one for pod in pods for one in containers(pod)):
-        assert PROFILE.items() <= one["securityContext"].items(), one["name"]
-
-
-def test_what_needs_no_sockets_of_the_kubelet_is_not_root(objects: tuple[Object, ...]):
-    for job in of_kind(objects, "Job").values():
-        context = job["spec"]["template"]["spec"]["securityContext"]
-        assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
+        for one in containers(pod):
+            assert PROFILE.items() <= one["securityContext"].items(), one["name"]
+            assert "requests" in one["resources"], one["name"]
+            assert "memory" in one["resources"]["limits"], one["name"]
 
 
 def test_these_containers_are_root_and_no_others(pods: list[Object]):
@@ -80,10 +74,15 @@ def test_these_containers_are_root_and_no_others(pods: list[Object]):
     }
 
     assert roots <= ROOTS
+    for job in pods[1:]:
+        context = job["securityContext"]
+        assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
 
 
 def test_who_waits_for_the_toolkit_is_not_root(helm: Helm):
-    one = container(pod_of(helm.objects(values("driver root"))), "toolkit")
+    pod = pod_of(helm.objects(values("driver root")))
+    one = container(pod, "toolkit")
+    assert ["toolkit", "library"] == [each["name"] for each in pod["initContainers"]]
     context = one["securityContext"]
 
     assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
@@ -95,12 +94,6 @@ def test_who_places_the_library_has_one_directory_of_the_host_and_no_gpu(helm: H
 
     assert ["hook"] == [mount["name"] for mount in one["volumeMounts"]]
     assert [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}] == one["env"]
-
-
-def test_every_container_has_a_bound_of_memory(pods: list[Object]):
-    for one in (one for pod in pods for one in containers(pod)):
-        assert {"requests", "limits"} <= set(one["resources"]), one["name"]
-        assert "memory" in one["resources"]["limits"], one["name"]
 
 
 def test_no_pod_names_an_apparmor_profile_by_itself(objects: tuple[Object, ...]):
@@ -202,16 +195,13 @@ def namespaces(peer: Object) -> list[str]:
     return found
 
 
-def test_without_other_namespaces_only_its_own_may_ask(helm: Helm):
-    nobody = {**values("least"), "networkPolicy": {"namespaces": []}}
-
-    assert [{"podSelector": {}}] == policy(helm, nobody)["ingress"][0]["from"]
-
-
 def test_values_that_are_taken_away_are_empty(helm: Helm):
     without = {**values("least"), "networkPolicy": {"namespaces": None}, "podSecurityContext": None}
 
-    assert [{"podSelector": {}}] == policy(helm, without)["ingress"][0]["from"]
+    nobody = {**values("least"), "networkPolicy": {"namespaces": []}}
+
+    for given in (without, nobody):
+        assert [{"podSelector": {}}] == policy(helm, given)["ingress"][0]["from"]
     assert PROFILE["seccompProfile"] == pod_of(helm.objects(without))["securityContext"].get(
         "seccompProfile"
     )
@@ -250,17 +240,12 @@ def test_no_way_out_is_closed_unless_the_api_servers_ports_are_named(helm: Helm,
     assert [{"ports": ports}] == named["egress"]
 
 
-def test_the_monitors_port_is_for_the_same_peers(helm: Helm):
-    monitor = {"devicePlugin": {"monitor": {"enabled": True}}}
-    (rule,) = policy(helm, {**values("least"), **monitor})["ingress"]
-
-    assert [{"port": "http"}, {"port": "monitor"}] == rule["ports"]
-
-
 def test_a_port_that_is_opened_on_every_node_is_not_closed_again(helm: Helm):
+    monitor = {"devicePlugin": {"monitor": {"enabled": True}}}
+    (closed,) = policy(helm, {**values("least"), **monitor})["ingress"]
     named, anybody = policy(helm, values("monitor"))["ingress"]
 
-    assert [{"port": "http"}, {"port": "monitor"}] == named["ports"]
+    assert [{"port": "http"}, {"port": "monitor"}] == named["ports"] == closed["ports"]
     assert {"ports": [{"port": "monitor"}]} == anybody
 
 
@@ -272,6 +257,8 @@ def test_nobody_connects_to_who_cleans_up(helm: Helm):
 
     assert 2 == len(both)
     assert job["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    agents = the(objects, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert not agents.items() <= labels.items()  # it is not taken for an agent
     assert [] == job["spec"]["ingress"]
     assert "post-delete" == job["metadata"]["annotations"]["helm.sh/hook"]
 
@@ -327,14 +314,6 @@ def test_who_explains_may_read_and_is_bound_to_nobody(helm: Helm):
 
     assert EXPLAIN_RIGHTS == granted
     assert role["metadata"]["name"] not in bound
-
-
-def test_who_cleans_up_is_not_taken_for_an_agent(helm: Helm):
-    objects = helm.objects(values("least"))
-    selector = the(objects, "DaemonSet")["spec"]["selector"]["matchLabels"]
-    labels = the(objects, "Job")["spec"]["template"]["metadata"]["labels"]
-
-    assert not selector.items() <= labels.items()
 
 
 def test_the_driver_root_brings_no_right_to_device_files(helm: Helm):

@@ -8,6 +8,7 @@ import yaml
 from agent.ledger import SourceFile
 from agent.settings.reading import Sources, make_plan
 from tests.chart.lab.helm import (
+    CHART,
     Helm,
     Object,
     container,
@@ -127,14 +128,19 @@ def test_the_directories_of_cdi_specifications_are_mounted_where_a_strategy_need
     assert [(one, True, {"path": one, "type": create}) for one in expected] == mounts
 
 
-@pytest.mark.parametrize(("text", "number"), [("1.5", 1.5), ("10", 10.0), ("0.05", 0.05)])
-def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(
-    helm: Helm, text: str, number: float
-):
-    scaled = {"devicePlugin": {"deviceMemoryScaling": text, "deviceCoreScaling": text}}
-    found = written(own_file(tuple(helm.objects({**LEAST, **scaled}))))
+def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(helm: Helm):
+    """Of HAMi's names, of the agent's own, and of a profile."""
+    scales = ("devicePlugin.deviceMemoryScaling", "devicePlugin.deviceCoreScaling")
+    own = ("config.sharing.memoryScaling", "config.sharing.coreScaling")
+    for names in (scales, own):
+        given = ["image.repository=kept", f"{names[0]}=1.5", f"{names[1]}=0.05"]
+        found = written(own_file(tuple(helm.told("agent", CHART, given))))
+        assert {"sharing.memoryScaling": 1.5, "sharing.coreScaling": 0.05} == found
 
-    assert {"sharing.memoryScaling": number, "sharing.coreScaling": number} == found
+    profile = ["name=p", "match.nodes[0]=a", "sharing.memoryScaling=1.5", "sharing.splitCount=7"]
+    given = ["image.repository=kept", *(f"config.profiles[0].{one}" for one in profile)]
+    (one,) = yaml.safe_load(own_file(tuple(helm.told("agent", CHART, given))))["profiles"]
+    assert {"memoryScaling": 1.5, "splitCount": 7} == one["sharing"]
 
 
 def test_what_is_not_said_is_left_to_hamis_files(helm: Helm):
@@ -155,10 +161,16 @@ def sources(objects: tuple[Object, ...]) -> dict[str, str]:
 
 
 def test_hamis_files_are_those_of_its_release(helm: Helm):
+    theirs = {"nodeConfiguration": {"config": "{}", "externalConfigName": "theirs"}}
+    external = tuple(helm.objects({**values("least"), "devicePlugin": theirs}))
+
     assert {
         "device-config.yaml": "hami-scheduler-device",
         "config.json": "hami-device-plugin",
     } == sources(tuple(helm.objects(values("least"))))
+    assert {} == sources(tuple(helm.objects(values("no hami"))))
+    assert "theirs" == sources(external)["config.json"]
+    assert f"{NAME}-hami" not in of_kind(external, "ConfigMap")
 
 
 def test_own_files_take_their_place(helm: Helm):
@@ -168,18 +180,6 @@ def test_own_files_take_their_place(helm: Helm):
     assert {"device-config.yaml": f"{NAME}-hami", "config.json": f"{NAME}-hami"} == sources(objects)
     assert {"nvidia": {"deviceSplitCount": 7}} == yaml.safe_load(held["device-config.yaml"])
     assert {"nodeconfig": [{"name": "a"}]} == json.loads(held["config.json"])
-
-
-def test_a_config_map_of_somebody_else_comes_first(helm: Helm):
-    node = {"config": "{}", "externalConfigName": "theirs"}
-    objects = tuple(helm.objects({**values("least"), "devicePlugin": {"nodeConfiguration": node}}))
-
-    assert "theirs" == sources(objects)["config.json"]
-    assert f"{NAME}-hami" not in of_kind(objects, "ConfigMap")
-
-
-def test_without_hami_nothing_of_hamis_is_mounted(helm: Helm):
-    assert {} == sources(tuple(helm.objects(values("no hami"))))
 
 
 def test_the_driver_comes_through_the_runtime(helm: Helm):
@@ -209,19 +209,6 @@ def test_a_runtime_that_heeds_no_variable_is_told_by_a_mount(helm: Helm, name: s
     assert "visible-devices" not in host_paths(pod_of(helm.objects(untold)))
 
 
-@pytest.mark.parametrize("name", MATRIX)
-def test_no_annotation_of_a_pod_is_taken_for_a_cdi_device(helm: Helm, name: str):
-    template = the(helm.objects(values(name)), "DaemonSet")["spec"]["template"]
-
-    assert not any("cdi.k8s.io" in key for key in template["metadata"].get("annotations", {}))
-
-
-def test_the_toolkit_is_waited_for_before_anything_else(helm: Helm):
-    pod = pod_of(helm.objects(values("driver root")))
-
-    assert ["toolkit", "library"] == [one["name"] for one in pod["initContainers"]]
-
-
 def test_who_may_read_at_the_port_is_chosen_by_a_value(helm: Helm):
     def readers(given: dict[str, object]) -> str | None:
         pod = pod_of(helm.objects({**values("least"), **given}))
@@ -239,6 +226,7 @@ def test_the_monitor_keeps_its_port_and_the_agent_gives_way(helm: Helm):
     assert {"http": 9395, "monitor": 9394} == ports
     assert "9395" == environment(container(pod))["HAMI_AGENT_WEB_PORT"]
     assert "false" == environment(container(pod))["HAMI_AGENT_USAGE_FEEDBACK"]
+    assert "none" == environment(container(pod))["HAMI_AGENT_METRICS_HAMI"]
     assert "/usr/local/vgpu" == environment(container(pod, "vgpu-monitor"))["HOOK_PATH"]
     assert ("NodePort", 31992, "monitor") == (
         services[f"{NAME}-monitor"]["spec"]["type"],
@@ -265,50 +253,32 @@ def test_no_port_is_opened_where_hamis_series_are_not_served(helm: Helm, more: d
     assert [NAME] == list(of_kind(helm.objects({**LEAST, **ports, **more}), "Service"))
 
 
-def test_beside_the_monitor_the_agent_does_not_serve_its_series(helm: Helm):
-    one = container(pod_of(helm.objects(values("monitor"))))
-
-    assert "none" == environment(one)["HAMI_AGENT_METRICS_HAMI"]
-
-
-def test_other_directories_have_one_name_inside_and_outside(helm: Helm):
-    pod = pod_of(helm.objects(values("elsewhere")))
+@pytest.mark.parametrize(
+    ("name", "hook", "plugins", "resources"),
+    [
+        ("elsewhere", "/opt/hami", "/data/kubelet/device-plugins", "/data/kubelet/pod-resources"),
+        (
+            *("rooted elsewhere", "/usr/local"),
+            *("/var/lib/kubelet/device-plugins", "/data/root/pod-resources"),
+        ),
+    ],
+)
+def test_other_directories_have_one_name_inside_and_outside(
+    helm: Helm, name: str, hook: str, plugins: str, resources: str
+):
+    pod = pod_of(helm.objects(values(name)))
     one = container(pod)
     mounts = {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]}
     variables = environment(one)
 
-    assert ("/opt/hami/vgpu", "/data/kubelet/device-plugins", "/data/kubelet/pod-resources") == (
-        mounts["hook"],
-        mounts["device-plugins"],
-        mounts["pod-resources"],
-    )
-    assert "/opt/hami" == variables["HOOK_PATH"]
-    assert (
-        "/data/kubelet/device-plugins/kubelet.sock"
-        == (variables["HAMI_AGENT_PATHS_KUBELET_SOCKET"])
-    )
-    assert (
-        "/data/kubelet/pod-resources/kubelet.sock"
-        == (variables["HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET"])
-    )
-    assert "/opt/hami/vgpu" == container(pod, "library")["args"][-1]
-
-
-def test_the_directory_of_pod_resources_may_be_elsewhere_than_that_of_device_plugins(helm: Helm):
-    pod = pod_of(helm.objects(values("rooted elsewhere")))
-    one = container(pod)
-    mounts = {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]}
-    hosts = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
-    variables = environment(one)
-
-    for places in (mounts, hosts):
-        assert "/var/lib/kubelet/device-plugins" == places["device-plugins"]
-        assert "/data/root/pod-resources" == places["pod-resources"]
-    assert "HAMI_AGENT_PATHS_KUBELET_SOCKET" not in variables
-    assert (
-        "/data/root/pod-resources/kubelet.sock"
-        == (variables["HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET"])
-    )
+    places = {"hook": f"{hook}/vgpu", "device-plugins": plugins, "pod-resources": resources}
+    assert places.items() <= mounts.items()
+    assert places.items() <= host_paths(pod).items()
+    assert hook == variables.get("HOOK_PATH", "/usr/local")
+    usual = None if plugins.startswith("/var/lib") else f"{plugins}/kubelet.sock"
+    assert usual == variables.get("HAMI_AGENT_PATHS_KUBELET_SOCKET")
+    assert f"{resources}/kubelet.sock" == variables["HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET"]
+    assert f"{hook}/vgpu" == container(pod, "library")["args"][-1]
 
 
 def test_other_plugins_are_kept_away_beside_what_the_operator_wants(helm: Helm):
@@ -333,16 +303,10 @@ def test_who_observes_places_nothing_and_is_beside_other_plugins(helm: Helm):
         one["name"] for one in (*pod.get("initContainers", ()), *pod["containers"])
     ]
     assert not pod["affinity"]
-
-
-def test_the_probes_of_who_observes_find_their_port(helm: Helm):
-    # It takes any port that is free if nobody names one.
-    one = container(pod_of(helm.objects({**LEAST, "observe": True})))
-
-    assert ("9394", 9394) == (
-        environment(one)["HAMI_AGENT_WEB_PORT"],
-        one["ports"][0]["containerPort"],
-    )
+    # Alone it would take any port that is free if nobody named one.
+    alone = container(pod_of(helm.objects({**LEAST, "observe": True})))
+    assert "9394" == environment(alone)["HAMI_AGENT_WEB_PORT"]
+    assert 9394 == alone["ports"][0]["containerPort"]
 
 
 @pytest.mark.parametrize(("kubernetes", "count"), [("1.26", 0), ("1.29.9", 0), ("1.30", 4)])

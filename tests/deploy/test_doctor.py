@@ -66,17 +66,10 @@ def test_it_sees_what_the_agent_will_see(pod: dict[str, Any], agents: dict[str, 
     assert without == container["volumeMounts"]
     assert [one for one in agents["volumes"] if one["name"] != "config"] == pod["volumes"]
     assert [one for one in agent["env"] if one["name"] not in NOT_NEEDED] == container["env"]
-
-
-def test_it_may_do_no_more_than_the_agent(pod: dict[str, Any], agents: dict[str, Any]):
-    (container,), (agent,) = pod["containers"], agents["containers"]
-
+    # It may do no more than the agent, ends, and is not started again.
     assert agent["securityContext"] == container["securityContext"]
     assert agents["securityContext"] == pod["securityContext"]
     assert pod["automountServiceAccountToken"] is False
     assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
-
-
-def test_it_ends_and_is_not_started_again(pod: dict[str, Any]):
     assert "Never" == pod["restartPolicy"]
     assert "NODE" == pod["nodeName"], "to be replaced by whoever applies it"

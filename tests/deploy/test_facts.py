@@ -7,46 +7,14 @@ from pathlib import Path
 import pytest
 
 from deploy import facts
-from tests.shape import tree
 
-BLOCK = re.compile(r"<!-- make facts -->\n(.*?)<!-- the end of it -->", re.DOTALL)
-DEPLOY = tree.text("deploy/README.md")
 GAP = "rolling update: no slices for"
-
-
-def quoted() -> dict[str, list[str]]:
-    """The rows of the quoted tables, by their first cell."""
-    (block,) = BLOCK.findall(tree.text("BENCHMARKS.md"))
-    lines = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("|")]
-    return {first: rest for first, *rest in lines}
 
 
 def weights(folder: Path, base: str, packed: int, unpacked: int) -> None:
     (folder / base).mkdir(parents=True)
     text = json.dumps({"packed": packed, "unpacked": unpacked})
     (folder / base / "facts.json").write_text(text)
-
-
-def test_the_benchmarks_quote_the_rights():
-    assert [quoted()[row[0]] for row in facts.granted()] == [
-        list(row[1:]) for row in facts.granted()
-    ]
-
-
-def test_the_rights_beside_hamis_are_the_same():
-    rows = re.findall(r"^\| (`[a-z/]+`) \| [^|]* \| ([^|]*) \|$", DEPLOY, re.MULTILINE)
-    beside = {resource: verbs for resource, verbs in rows if "nodeCondition" not in verbs}
-
-    assert beside == {row[0]: row[1] for row in facts.granted()}
-
-
-def test_the_benchmarks_quote_the_exposure():
-    fact = facts.exposure()
-    (row,) = (rest for what, rest in quoted().items() if what.startswith("exposure"))
-
-    # Where systemd is of another version, its score may be a little else.
-    assert fact.what not in quoted() or [fact.found, fact.bound] == row
-    assert float(row[0]) <= facts.EXPOSURE
 
 
 def test_every_right_of_the_role_has_words():

@@ -57,16 +57,6 @@ def test_an_empty_directory_gets_both_files(image: Path, host: Path):
     assert {0o644} == {stat.S_IMODE(path.stat().st_mode) for path in host.iterdir()}
 
 
-def test_what_is_right_is_left_alone(image: Path, host: Path):
-    place(image, host)
-    before = inodes(host)
-
-    done = place(image, host)
-
-    assert before == inodes(host)
-    assert 2 == done.stdout.count("is as it should be")
-
-
 def test_what_differs_is_replaced_and_who_has_it_open_keeps_it(image: Path, host: Path):
     (host / "libvgpu.so").write_bytes(b"\x7fELF old")
     (host / "ld.so.preload").write_text("/elsewhere/libvgpu.so\n")
@@ -81,44 +71,33 @@ def test_what_differs_is_replaced_and_who_has_it_open_keeps_it(image: Path, host
     assert {"containers", "ld.so.preload", "libvgpu.so"} == set(inodes(host))
 
 
-def test_a_file_that_others_may_write_is_replaced(image: Path, host: Path):
+@pytest.mark.parametrize("wrong", ["", "writable", "another's", "a link"])
+def test_only_what_could_be_written_by_others_is_replaced(
+    image: Path, host: Path, tmp_path: Path, wrong: str
+):
     place(image, host)
-    before = inodes(host)
-    (host / "libvgpu.so").chmod(0o666)
-
-    place(image, host)
-
-    assert before["libvgpu.so"] != inodes(host)["libvgpu.so"]
-    assert before["ld.so.preload"] == inodes(host)["ld.so.preload"]
-
-
-def test_a_file_of_another_user_is_replaced(image: Path, host: Path, tmp_path: Path):
-    """Its owner could write it. Only root can give files away: here `stat` says that it was."""
-    place(image, host)
-    before = inodes(host)
-    programs = tmp_path / "programs"
+    library, programs, elsewhere = host / "libvgpu.so", tmp_path / "programs", tmp_path / "else"
     programs.mkdir()
-    lie = 'set -- "$1" "$(echo "$2" | sed s/%u/4242/)" "$3"'
-    (programs / "stat").write_text(
-        f'#!/bin/sh\nif [ "$3" = "{host}/libvgpu.so" ]; then {lie}; fi\n'
-        f'exec {shutil.which("stat")} "$@"\n'
-    )
-    (programs / "stat").chmod(0o755)
-
-    place(image, host, programs)
-
-    assert before["libvgpu.so"] != inodes(host)["libvgpu.so"]
-    assert before["ld.so.preload"] == inodes(host)["ld.so.preload"]
-
-
-def test_a_link_is_replaced_and_not_followed(image: Path, host: Path, tmp_path: Path):
-    elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"\x7fELF other")
-    (host / "libvgpu.so").symlink_to(elsewhere)
+    match wrong:
+        case "writable":
+            library.chmod(0o666)
+        case "another's":  # Only root can give files away: here `stat` says that it was.
+            lie = 'set -- "$1" "$(echo "$2" | sed s/%u/4242/)" "$3"'
+            text = f'#!/bin/sh\nif [ "$3" = "{library}" ]; then {lie}; fi\n'
+            (programs / "stat").write_text(f'{text}exec {shutil.which("stat")} "$@"\n')
+            (programs / "stat").chmod(0o755)
+        case "a link":
+            library.unlink()
+            library.symlink_to(elsewhere)
+    before = inodes(host)
 
-    place(image, host)
+    done = place(image, host, programs)
 
-    assert not (host / "libvgpu.so").is_symlink()
+    assert (2 - bool(wrong)) == done.stdout.count("is as it should be")
+    assert bool(wrong) == (before["libvgpu.so"] != inodes(host)["libvgpu.so"])
+    assert before["ld.so.preload"] == inodes(host)["ld.so.preload"]
+    assert (False, b"\x7fELF new") == (library.is_symlink(), library.read_bytes())
     assert b"\x7fELF other" == elsewhere.read_bytes()
 
 

@@ -5,10 +5,7 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-from agent import setting as kinds
-from agent.setting import Field
+from agent.setting import HOW
 from agent.settings.files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.reading import FOREIGN, LASTING, flag_of
 from agent.settings.schema import BY_KEY, FIELDS
@@ -50,7 +47,7 @@ def test_an_entry_has_the_sentence_and_every_name_that_is_read():
     for field in FIELDS:
         said = flat(ENTRIES[field.key])
 
-        assert said.startswith(field.text.removesuffix(kinds.HOW))
+        assert said.startswith(field.text.removesuffix(HOW))
         names = {*field.variables, *field.other_flags, *filter(None, [field.flag])}
         assert names <= set(re.findall(r"`([^`]+)`", said))
         assert ("at the next start" in said.lower()) == (not field.live)
@@ -79,19 +76,6 @@ def test_what_the_chart_sets_itself_is_named():
     named = set(re.findall(r"`([\w.]+)`", HEAD))
 
     assert {*render.CHARTS_OWN, "library.hookPath"} <= named
-
-
-def test_a_type_without_words_is_an_error_and_no_empty_place():
-    field = Field("a.b", kinds.ValueType(lambda value: None, {"type": "null"}), "A thing.")
-
-    with pytest.raises(ValueError, match="no words for the type"):
-        settings_page.type_of(field)
-
-
-@pytest.mark.parametrize("marks", ["", settings_page.BEGIN, settings_page.BEGIN * 2])
-def test_a_page_without_its_marks_is_refused_and_stays(marks: str):
-    with pytest.raises(ValueError, match="once"):
-        settings_page.with_reference(f"# Settings\n\n{marks}")
 
 
 def test_a_setting_that_a_document_names_is_one():

@@ -21,16 +21,9 @@ def counts(door: FakeDoor) -> dict[tuple[str, ...], int]:
     return dict(door.server.calls.items())
 
 
-async def test_options_offer_preferences_and_nothing_before_a_start(tmp_path: Path):
-    async with a_plugin(tmp_path) as (_, plugin):
-        answers = [await asyncio.to_thread(plugin.options) for _ in range(2)]
-
-        assert [True, True] == [a.get_preferred_allocation_available for a in answers]
-        assert [False, False] == [a.pre_start_required for a in answers]
-
-
 async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_path: Path):
     async with a_plugin(tmp_path) as (_, plugin):
+        assert not (await asyncio.to_thread(plugin.options)).pre_start_required
         answer = await asyncio.to_thread(plugin.allocate, FORWARDS)
 
         (container,) = answer.container_responses
@@ -43,13 +36,6 @@ async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_p
         ]
         assert {"a": "b"} == dict(container.annotations)
         assert ["vendor.com/gpu=0"] == [cdi.name for cdi in container.cdi_devices]
-
-
-async def test_several_containers_are_answered_in_order(tmp_path: Path):
-    async with a_plugin(tmp_path) as (_, plugin):
-        answer = await asyncio.to_thread(plugin.allocate, ["b"], ["a"], ["c", "d"])
-
-        assert ["b", "a", "c,d"] == [c.envs["IDS"] for c in answer.container_responses]
 
 
 @pytest.mark.parametrize(
@@ -99,25 +85,6 @@ async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path: Path, capsy
         assert "INTERNAL" == code
         assert "secret" not in text
         assert 1 == capsys.readouterr().out.count("plugin.call_failed")
-
-
-async def test_while_an_allocate_waits_other_calls_go_on(tmp_path: Path):
-    async with a_plugin(tmp_path) as (door, plugin):
-        door.allocator.open.clear()
-
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(asyncio.to_thread(plugin.allocate, ["a"]))
-            await asyncio.to_thread(plugin.pre_start, ["a"])
-            assert 1 == len((await asyncio.to_thread(next, plugin.lists())).devices) // 20
-            assert not waiting.done()
-            door.allocator.open.set()
-
-        assert "a" == waiting.result().container_responses[0].envs["IDS"]
-
-
-async def test_a_preference_is_passed_on(tmp_path: Path):
-    async with a_plugin(tmp_path) as (_, plugin):
-        assert ["c", "b"] == await asyncio.to_thread(plugin.prefer, ["a", "b", "c"], [], 2)
 
 
 async def test_with_a_fence_the_kubelet_asks_before_each_start_and_only_a_mismatch_is_refused(
@@ -180,17 +147,6 @@ async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path: Path, 
         plugin.close()
 
 
-async def test_a_change_of_health_reaches_every_stream(tmp_path: Path):
-    async with a_plugin(tmp_path, a_list(1, a_group())) as (door, plugin):
-        streams = [plugin.lists(), plugin.lists()]
-        for stream in streams:
-            await next_of(stream)
-
-        door.lists.set(a_list(2, a_group(healthy=False)))
-
-        assert [{"Unhealthy"}] * 2 == [health(await next_of(stream)) for stream in streams]
-
-
 async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Path):
     async with a_plugin(tmp_path, a_list(1, a_group())) as (door, plugin):
         stream = plugin.lists()
@@ -226,9 +182,8 @@ async def test_a_peer_that_does_not_read_finds_only_the_newest_list_waiting(tmp_
         plugin.close()
 
 
-@pytest.mark.parametrize("count", [1_600, 16_000])
-async def test_a_long_list_arrives_whole(tmp_path: Path, count: int):
-    groups = tuple(a_group(gpu, slices=count // 16, numa=gpu % 2) for gpu in range(16))
+async def test_a_long_list_arrives_whole(tmp_path: Path):
+    groups = tuple(a_group(gpu, slices=1_000, numa=gpu % 2) for gpu in range(16))
     async with a_plugin(tmp_path, a_list(1, *groups)) as (_, plugin):
         answer = await next_of(plugin.lists())
 
@@ -247,14 +202,3 @@ async def test_a_list_that_the_kubelet_would_not_take_is_not_sent(tmp_path: Path
         door.lists.set(a_list(3, a_group(slices=2)))
 
         assert 2 == len((await next_of(stream)).devices)
-
-
-async def test_a_stream_that_the_peer_ends_is_no_longer_counted(tmp_path: Path):
-    async with a_plugin(tmp_path) as (door, plugin):
-        stream = plugin.lists()
-        await next_of(stream)
-
-        stream.cancel()
-
-        async with asyncio.timeout(30):
-            await door.server.streams.until(lambda count: count == 0)

@@ -163,8 +163,8 @@ async def test_a_malformed_message_is_refused_in_a_sentence_and_nobody_is_asked(
 
         assert [] == door.allocator.asked
         assert "Traceback" not in capsys.readouterr().out
-        answer = await asyncio.to_thread(plugin.allocate, ["a"], ["b"])
-        assert 2 == len(answer.container_responses)
+        answer = await asyncio.to_thread(plugin.allocate, ["b"], ["a"], ["c", "d"])
+        assert ["b", "a", "c,d"] == [one.envs["IDS"] for one in answer.container_responses]
 
 
 @pytest.mark.looptime(False)

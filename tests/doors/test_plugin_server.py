@@ -41,40 +41,6 @@ def names(directory: Path) -> set[str]:
     return {entry.name for entry in directory.iterdir()}
 
 
-async def test_it_answers_by_the_time_that_it_has_an_endpoint(tmp_path: Path):
-    async with a_plugin(tmp_path) as (door, plugin):
-        assert (await asyncio.to_thread(plugin.options)).get_preferred_allocation_available
-        assert 0o600 == door.path.stat().st_mode & 0o777
-
-
-async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-        stream = plugin.lists()
-        await asyncio.to_thread(next, stream)
-
-    assert [] == await asyncio.to_thread(list, stream)
-    assert grpc.StatusCode.OK == stream.code()
-    assert set() == names(tmp_path)
-    assert 0 == door.server.streams.value
-    plugin.close()
-
-
-async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_path: Path):
-    async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
-        before = await an_open_allocate(door, plugin, group)
-
-        rebinding = group.create_task(door.server.rebind())
-        await asyncio.sleep(0)
-        code, text = await refused(plugin.allocate, ["b"])
-        assert not rebinding.done()
-        door.allocator.open.set()
-
-        assert "a" == (await before).container_responses[0].envs["IDS"]
-        assert ("UNAVAILABLE", True) == (code, text.endswith("[HA-5004]"))
-        await rebinding
-
-
 async def test_an_agent_that_ends_during_a_rebind_waits_for_the_open_allocate(tmp_path: Path):
     async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
         before = await an_open_allocate(door, plugin, group)
@@ -177,21 +143,6 @@ async def test_a_call_that_outlasts_the_wait_for_the_last_ones_is_answered(
         await ending
 
 
-async def test_a_rebind_serves_on_a_new_name_and_ends_the_old_streams(tmp_path: Path):
-    async with a_door(tmp_path) as door:
-        old = door.path
-        plugin = GrpcPlugin(old)
-        stream = plugin.lists()
-        await asyncio.to_thread(next, stream)
-
-        await door.server.rebind()
-
-        assert [] == await asyncio.to_thread(list, stream)
-        assert {door.path.name} == names(tmp_path)
-        assert old != door.path
-        plugin.close()
-
-
 async def test_an_allocate_by_a_former_name_is_refused_although_a_preference_came_before(
     tmp_path: Path,
 ):
@@ -206,6 +157,7 @@ async def test_an_allocate_by_a_former_name_is_refused_although_a_preference_cam
             assert [] == door.allocator.asked
         await rebinding
 
+        assert {door.path.name} == names(tmp_path)
         renamed = GrpcPlugin(door.path)
         answer = await asyncio.to_thread(renamed.allocate, ["b"])
         assert "b" == answer.container_responses[0].envs["IDS"]
@@ -239,23 +191,6 @@ async def test_dead_sockets_of_ours_are_cleared_away_and_no_others(tmp_path: Pat
         assert {*kept, live.path.name, door.path.name} == names(tmp_path)
 
 
-async def test_without_a_directory_nothing_serves_until_there_is_one(tmp_path: Path):
-    directory = tmp_path / "device-plugins"
-    server = a_server(directory)
-
-    with pytest.raises(KubeletError, match="No such file or directory"):
-        await server.rebind()
-    assert "" == server.endpoint
-    directory.mkdir()
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(server.run())
-        await server.rebind()
-        assert {server.endpoint} == names(directory)
-        running.cancel()
-
-    assert set() == names(directory)
-
-
 async def test_a_directory_that_turned_read_only_needs_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -276,26 +211,6 @@ async def test_a_directory_that_turned_read_only_needs_a_new_process(
         await server.run()
 
 
-async def test_a_directory_with_too_long_a_path_is_named(tmp_path: Path):
-    directory = tmp_path / ("d" * 107)
-    directory.mkdir()
-    server = a_server(directory)
-
-    with pytest.raises(KubeletError, match="cannot be bound: AF_UNIX path too long"):
-        await server.rebind()
-
-
-def test_a_long_name_is_cut(tmp_path: Path):
-    resource = "vendor.com/" + "g" * 63
-    path, sock = bind(tmp_path, resource, Seeded())
-    sock.close()
-    assert {path.name} == names(tmp_path)
-    assert len("/var/lib/kubelet/device-plugins/" + path.name) < 108
-
-    sweep(tmp_path, resource)
-    assert set() == names(tmp_path)
-
-
 # Binding that fails is said in words, and nothing is left behind.
 
 
@@ -314,19 +229,6 @@ def a_name(directory: Path) -> Path:
     return path
 
 
-def test_a_name_that_is_taken_is_not_taken_over(tmp_path: Path):
-    taken = a_name(tmp_path)
-    taken.write_text("mine")
-    chance = Seeded(5)
-
-    with pytest.raises(KubeletError, match="cannot be bound: Address already in use"):
-        bind(tmp_path, RESOURCE, chance)
-    bound = bound_path(tmp_path, chance)
-
-    assert {taken.name, bound.name} == names(tmp_path)
-    assert "mine" == taken.read_text()
-
-
 def test_each_start_has_a_socket_name_of_its_own_where_hami_has_one_for_all(tmp_path: Path):
     """A kubelet that knows the old name and a plugin on the new one are never mistaken."""
     vector = vectors("next_container")["next_container-244"]
@@ -337,29 +239,46 @@ def test_each_start_has_a_socket_name_of_its_own_where_hami_has_one_for_all(tmp_
         assert 3 == len(ours)
         assert theirs not in ours
         assert all("/" not in name and name.endswith(".sock") for name in ours)
+    long = bound_path(tmp_path, chance, "vendor.com/" + "g" * 63)
+    assert len(f"/var/lib/kubelet/device-plugins/{long.name}") < 108
 
 
 @pytest.mark.parametrize(
-    ("failure", "expected", "text"),
+    ("wrong", "expected", "text"),
     [
         (PermissionError(13, "Permission denied"), PermissionFault, "may not be written"),
         (OSError(28, "No space left on device"), KubeletError, "No space left on device"),
+        ("open", PermissionFault, r"writable by everybody.*to root, with mode 0750"),
+        ("another's", PermissionFault, "belongs to uid "),
     ],
 )
-def test_a_file_that_cannot_be_made_private_is_not_served(
+def test_nothing_is_served_where_others_could_put_or_reach_a_socket(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    failure: OSError,
+    wrong: OSError | str,
     expected: type[AgentError],
     text: str,
 ):
     def fail(*_: object, **__: object) -> None:
-        raise failure
+        assert isinstance(wrong, OSError)
+        raise wrong
 
-    monkeypatch.setattr(os, "fchmod", fail)
+    with monkeypatch.context() as patched:
+        if wrong == "open":
+            tmp_path.chmod(0o1777)
+        elif wrong == "another's":
+            patched.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+            os.chown(tmp_path, 1234, -1)
+        else:
+            patched.setattr(os, "fchmod", fail)
+        with pytest.raises(expected, match=text):
+            bind(tmp_path, RESOURCE, Seeded())
 
-    with pytest.raises(expected, match=text):
-        bind(tmp_path, RESOURCE, Seeded())
+    if isinstance(wrong, str):
+        assert set() == names(tmp_path)
+    tmp_path.chmod(0o755)
+    os.chown(tmp_path, os.geteuid(), -1)
+    bound_path(tmp_path, Seeded())
 
 
 def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
@@ -380,30 +299,6 @@ def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
         assert not (tmp_path / "nowhere").exists()
         taken.unlink()
         bound.unlink()
-
-
-def test_nothing_is_served_where_everybody_may_put_a_socket(tmp_path: Path):
-    tmp_path.chmod(0o1777)
-
-    with pytest.raises(PermissionFault, match=r"writable by everybody.*to root, with mode 0750"):
-        bind(tmp_path, RESOURCE, Seeded())
-
-    assert set() == names(tmp_path)
-    tmp_path.chmod(0o755)
-    bound_path(tmp_path, Seeded())
-
-
-def test_nothing_is_served_in_a_directory_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    owner = tmp_path.stat().st_uid
-    if owner == 0:
-        owner = 1234
-        os.chown(tmp_path, owner, -1)
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-
-    with pytest.raises(PermissionFault, match=f"belongs to uid {owner}"):
-        bind(tmp_path, RESOURCE, Seeded())
 
 
 def test_a_live_socket_survives_the_sweep_although_its_queue_is_full(tmp_path: Path):
@@ -489,10 +384,13 @@ async def test_a_name_that_changes_twice_during_a_drain_is_the_one_of_the_socket
         before = await an_open_allocate(door, plugin, group)
         door.resource.set("example.com/one")
         rebinding = group.create_task(door.server.rebind())
-        await refused(plugin.allocate, ["b"])  # it drains
+        await asyncio.sleep(0)
+        code, text = await refused(plugin.allocate, ["b"])  # it drains
+        assert ("UNAVAILABLE", True) == (code, text.endswith("[HA-5004]"))
+        assert not rebinding.done()
         door.resource.set("example.com/two")
         door.allocator.open.set()
-        await before
+        assert "a" == (await before).container_responses[0].envs["IDS"]
         await rebinding
 
         assert "example.com/two" == door.server.served

@@ -1,6 +1,5 @@
 """The page at `/`: what it says, its escaping and size, who may read it, and its policy."""
 
-import asyncio
 import base64
 import datetime as dt
 import hashlib
@@ -8,16 +7,13 @@ import html.parser
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.node import Check
 from agent.status import (
-    GPU_COLUMNS,
     POD_COLUMNS,
     AllocationStatus,
     GpuStatus,
@@ -31,10 +27,10 @@ from agent.status import (
 )
 from agent.web.page import ENTRIES, ROWS, page_html
 from agent.web.runbook import runbook_text
-from agent.web.server import HEADERS, KEPT, reading_pages, stands_by
+from agent.web.server import HEADERS, reading_pages, stands_by
 from tests.builders import NOON
 from tests.doors.page_facts import busy
-from tests.doors.web_client import FakePeer, client_of
+from tests.doors.web_client import client_of
 
 POLICY = "Content-Security-Policy"
 LARGEST = 2_000_000
@@ -117,13 +113,6 @@ def test_without_any_script_everything_is_there():
     assert [{"id": "filtering", "hidden": None}] == [
         found for _, found in HtmlTree(page()).elements if "hidden" in found
     ]
-
-
-def test_each_cell_names_its_column_for_a_narrow_screen():
-    cells = [given for tag, given in HtmlTree(page(gpus=4, each=0)).elements if tag == "td"]
-    titles = [column.title for column in GPU_COLUMNS]
-
-    assert titles * 4 == [given["data-title"] for given in cells]
 
 
 def named(text):
@@ -232,13 +221,6 @@ def test_equal_entries_are_one_with_their_number_and_what_else_they_are_about():
     assert "(12 times; also research/probe-1/main" in text
 
 
-def test_an_empty_node_says_so():
-    text = HtmlTree(html_of(msgspec.structs.replace(busy(gpus=0), refusals=(), changes=()))).text
-
-    assert 2 == text.count("There are none.")
-    assert 2 == text.count("None.")
-
-
 def reading(made=busy, policy="local"):
     """A client of a server of the page of `made()`."""
     return client_of(reading_pages(made, policy))
@@ -269,9 +251,6 @@ async def test_its_policy_admits_exactly_the_style_and_the_script_that_are_in_it
     } == rules
 
 
-FAR = cast("web.BaseRequest", FakePeer(("10.1.2.3", 40_000), "/", "localhost"))
-
-
 @pytest.mark.looptime(False)
 async def test_a_standby_answers_a_sentence_and_a_browser_asks_again():
     async with client_of({"/": stands_by}) as client, client.get("/") as answer:
@@ -283,23 +262,6 @@ async def test_a_standby_answers_a_sentence_and_a_browser_asks_again():
         answer.headers["Retry-After"],
     )
     assert text.startswith("This agent stands by; ask again when it serves.")
-
-
-async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
-    asked = []
-
-    def made():
-        asked.append(asyncio.get_running_loop().time())
-        return busy(gpus=1)
-
-    door = reading_pages(made, "all")["/"]
-    bodies = set()
-    for _ in range(3):
-        for _ in range(20):
-            bodies.add(door(FAR).body)
-        await asyncio.sleep(KEPT)
-
-    assert (3, 1) == (len(asked), len(bodies))
 
 
 UNPARSED = {"script", "style"}

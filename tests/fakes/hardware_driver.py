@@ -1,6 +1,5 @@
 """The driver port over simulated hardware in this loop, without a socket: on virtual time."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from agent.model import DriverEvent, GpuUuid, Probe, Scan
@@ -16,12 +15,12 @@ class HardwareDriver(ScriptedDriver):
         self.hardware = hardware
 
     async def scan(self) -> Scan:
-        await self._awake()
+        await self.hardware.until_answering()
         return self.hardware.scan()
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         self.probes.append(uuid)
-        await self._awake()
+        await self.hardware.until_answering()
         return self.hardware.probe(uuid)
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
@@ -32,7 +31,3 @@ class HardwareDriver(ScriptedDriver):
         while True:
             for event in await cursor.next():
                 yield event
-
-    async def _awake(self) -> None:
-        while left := self.hardware.hanging:  # noqa: ASYNC110 -- it may be made to hang for longer
-            await asyncio.sleep(left)

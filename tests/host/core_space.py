@@ -10,7 +10,6 @@ import functools
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,15 +18,7 @@ from typing import Final
 
 import pytest
 
-from agent.hami.region import (
-    HEAD_SIZE,
-    NoRegion,
-    Region,
-    RegionChange,
-    RegionState,
-    read_region,
-    recognise,
-)
+from agent.hami.region import NoRegion, Region, RegionChange, RegionState, read_region
 from agent.usage import ContainerProcesses, HostRegions
 from tests.fakes import cuda_process
 from tests.fakes.cuda_stub import CudaStub
@@ -192,14 +183,6 @@ class CoreContainer:
         pids = frozenset(process.pid for process in region.processes)
         alive = self._processes.alive(NAME, pids)
         return RegionReading(RegionState.READABLE, region, alive=alive)
-
-    def set_last_kernel(self, seconds: int) -> None:
-        """Set the time of the last kernel, where the layout has one; no agent ever does."""
-        with self.file.open("r+b") as file:
-            offsets = recognise(self.file.stat().st_size, file.read(HEAD_SIZE))
-            if offsets.version is not None:
-                file.seek(offsets.tail + 16)
-                file.write(struct.pack("<Q", seconds))
 
     async def end(self) -> None:
         """Wait for all that was started, when the namespace is over."""

@@ -152,8 +152,10 @@ def test_the_files_of_both_directories_count_whatever_else_lies_there(cdi, stati
     write(dynamic / "deeper" / "e.json", {**A, "name": "GPU-e"})
     (dynamic / "f.json").mkdir()
     os.mkfifo(dynamic / "g.json")
+    write(dynamic / "elsewhere", {**A, "name": "GPU-h"})
+    (static / "h.yaml").symlink_to(dynamic / "elsewhere")
 
-    assert {"GPU-a", "GPU-b"} == cdi.defined
+    assert {"GPU-a", "GPU-b", "GPU-h"} == cdi.defined
 
 
 def test_each_change_is_seen(cdi, static, dynamic):
@@ -171,14 +173,6 @@ def test_each_change_is_seen(cdi, static, dynamic):
     assert set() == cdi.defined
 
 
-def test_a_file_that_did_not_change_is_not_read_again(cdi, dynamic, monkeypatch):
-    write(dynamic / "a.json", A)
-    assert {"GPU-a"} == cdi.defined
-    monkeypatch.setattr(Path, "read_bytes", lambda _: b"never")
-
-    assert {"GPU-a"} == cdi.defined
-
-
 def test_on_the_host_a_directory_that_is_missing_defines_nothing(tmp_path, dynamic):
     cdi = Cdi(tmp_path / "none", dynamic)
 
@@ -194,16 +188,6 @@ def test_in_a_pod_nothing_is_known_of_one_that_is_not_mounted(tmp_path, static, 
     assert {"GPU-a"} == Cdi(static, dynamic, in_pod=True).defined
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_nothing_is_known_of_what_may_not_be_read(cdi, static, dynamic):
-    static.chmod(0)
-    assert cdi.defined is None
-    static.chmod(0o755)
-    write(dynamic / "a.json", A)
-    (dynamic / "a.json").chmod(0)
-    assert cdi.defined is None
-
-
 @pytest.mark.parametrize("broken", ["file", "link"])
 def test_nothing_is_known_of_what_cannot_be_read_as_a_whole(cdi, static, dynamic, broken):
     write(dynamic / "a.json", A)
@@ -214,13 +198,6 @@ def test_nothing_is_known_of_what_cannot_be_read_as_a_whole(cdi, static, dynamic
         (static / "b.yaml").symlink_to("/host/only/b.yaml")
 
     assert cdi.defined is None
-
-
-def test_a_link_to_a_file_is_that_file(cdi, static, tmp_path):
-    write(tmp_path / "elsewhere", A)
-    (static / "a.yaml").symlink_to(tmp_path / "elsewhere")
-
-    assert {"GPU-a"} == cdi.defined
 
 
 def test_nothing_is_known_of_a_mounted_directory_that_the_host_has_removed(static, dynamic):

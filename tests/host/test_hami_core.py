@@ -5,8 +5,6 @@ agent/hami/region.py hold every layout to files that the library wrote.
 """
 
 import datetime as dt
-import os
-import signal
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -26,20 +24,12 @@ from agent.sandbox.hami_core import (
 )
 from tests.host.core_space import (
     BESIDE_LIBRARY,
-    DEADLINE,
     LIBRARY,
     MIB,
     CoreContainer,
     CudaProcess,
     open_container,
 )
-from tests.peers.lab.space import until_answer
-
-OUT_OF_MEMORY: Final = 2
-LAZY: Final = ("v1.1s", "v1.2")
-"""The layouts of HAMi 2.8.1 and later."""
-NO_CODE: Final = -1
-"""What the library returns where it should return CUDA's code."""
 
 pytestmark = BESIDE_LIBRARY
 
@@ -54,10 +44,6 @@ def slot_of(region: Region, process: CudaProcess) -> RegionProcess | None:
     found = [one for one in region.processes if one.pid == process.pid]
     assert len(found) <= 1
     return found[0] if found else None
-
-
-def held(region: Region, gpu: int) -> int:
-    return sum(process.memory[gpu].total for process in region.processes)
 
 
 async def launched_until_held(process: CudaProcess) -> None:
@@ -93,60 +79,22 @@ async def test_the_region_tells_what_the_processes_did(container: CoreContainer)
     assert second.total - second.context == second.buffer
 
 
-async def test_the_library_counts_what_the_reader_counts(container: CoreContainer):
-    one, other = await container.start(), await container.start()
-    await one.do("allocate", 100)
-    await other.do("allocate", 30)
-
-    code, left, total = await one.told("tell")
-
-    assert (0, 1000 * MIB) == (code, total)
-    assert total - left == held(await container.read(), 0)
-    assert total - left == container.cuda.used(0)
-
-
 async def test_a_killed_process_stays_in_its_slot_until_another_starts(container: CoreContainer):
     killed, left = await container.start(), await container.start()
     await killed.do("allocate", 100)
 
     await killed.kill()
-    before = slot_of(await container.read(), killed)
+    reading = await container.reading()
     await container.start()
     after = await container.read()
 
+    assert reading.region is not None
+    before = slot_of(reading.region, killed)
     assert before is not None
     assert container.cuda.context + 100 * MIB == before.memory[0].total
+    assert frozenset({left.pid}) == reading.alive  # by the host's /proc
     assert None is slot_of(after, killed)
     assert None is not slot_of(after, left)
-
-
-async def test_who_ended_in_order_is_gone_for_the_reader(container: CoreContainer):
-    ended, left = await container.start(), await container.start()
-    await ended.do("allocate", 100)
-
-    await ended.leave()
-    region = await container.read()
-
-    assert None is slot_of(region, ended)
-    assert container.cuda.context == held(region, 0) == container.cuda.used(0)
-    _, free, total = await left.told("tell")
-    lazily = container.cuda.context + 100 * MIB if region.layout in LAZY else 0
-    assert lazily + container.cuda.context == total - free
-
-
-async def test_an_allocation_beyond_the_limit_is_refused_and_leaves_no_trace(
-    container: CoreContainer,
-):
-    process = await container.start(ACTIVE_OOM_KILLER="true")
-    await process.do("allocate", 500)
-    before = await container.read()
-
-    codes = [await process.do(verb, 500) for verb in ("allocate", "managed")]
-
-    is_v0 = before.layout == "v0"
-    assert [NO_CODE if is_v0 else OUT_OF_MEMORY, OUT_OF_MEMORY] == codes
-    assert before == await container.read()
-    assert 0 == await process.do("allocate", 100)
 
 
 async def test_launches_of_a_limited_container_are_held_below_zero(container: CoreContainer):
@@ -160,65 +108,6 @@ async def test_launches_of_a_limited_container_are_held_below_zero(container: Co
     assert [0] == await process.end()
     assert launches + 1 == container.cuda.launches(process.host_pid)
     assert 2 == (await container.read()).recent_kernel
-
-
-async def test_a_launch_shows_in_the_region_where_the_library_says_so(container: CoreContainer):
-    process = await container.start(RECORD_KERNEL_INTERVAL="0")
-    layout = (await container.read()).layout
-    await container.write(RegionChange(recent_kernel=0))
-    container.set_last_kernel(1000)
-
-    assert 0 == await process.do("graph")
-    by_graph = await container.read()
-    assert 0 == await process.do("launch", 1)
-    by_kernel = await container.read()
-
-    assert 0 == by_graph.recent_kernel
-    assert (0 if layout in LAZY else 2) == by_kernel.recent_kernel
-    if layout == "v0":
-        assert None is by_kernel.last_kernel
-    else:
-        long_ago = dt.datetime.fromtimestamp(1000, dt.UTC)
-        assert long_ago == by_graph.last_kernel
-        assert by_kernel.last_kernel is not None
-        assert long_ago < by_kernel.last_kernel
-
-
-async def test_the_share_of_the_gpu_is_the_drivers(container: CoreContainer):
-    one, other = await container.start(gpu=0), await container.start(gpu=1)
-    if (await container.read()).layout == "v0":
-        pytest.skip("the library of HAMi 2.4.0 asks with a size that it never sets")
-    container.cuda.busy(one.host_pid, 0, 37)
-    container.cuda.busy(other.host_pid, 1, 12)
-
-    async def is_told() -> bool:
-        region = await container.read()
-        return [(37, 0), (0, 12)] == [process.sm_percent for process in region.processes]
-
-    await until_answer(is_told, DEADLINE, lambda: "the library has not told it")
-
-
-async def test_a_suspended_process_waits(container: CoreContainer):
-    process = await container.start()
-
-    os.kill(process.host_pid, signal.SIGUSR2)
-    process.begin("allocate", 10)
-    is_held = await process.is_held()
-    os.kill(process.host_pid, signal.SIGUSR1)
-
-    assert is_held
-    assert [0] == await process.end()
-
-
-async def test_a_killed_process_is_not_alive_by_the_hosts_proc(container: CoreContainer):
-    killed, left = await container.start(), await container.start()
-    await killed.kill()
-
-    reading = await container.reading()
-
-    assert frozenset({left.pid}) == reading.alive
-    assert reading.region is not None
-    assert {killed.pid, left.pid} == {process.pid for process in reading.region.processes}
 
 
 # The model of HAMi-core against its own library: the same history leaves the same region.

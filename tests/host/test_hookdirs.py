@@ -35,13 +35,17 @@ def mode(path):
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-async def test_leaves_are_open_to_all_without_sticky_and_parents_are_not(dirs, hook):
-    with umask(0o077):
+@pytest.mark.parametrize(("mask", "above"), [(0o077, 0o755), (0, 0o2775)])
+async def test_leaves_are_open_to_all_without_sticky_and_parents_are_not(dirs, hook, mask, above):
+    """Also with the bits of a parent that hands its group down, as /usr/local on Debian."""
+    hook.chmod(above)
+    with umask(mask):
         await dirs.prepare(NAME, wipe=True)
 
-    home = hook / "vgpu"
-    assert [0o755, 0o755] == [mode(home), mode(home / "containers")]
-    assert 0o777 == mode(home / "containers" / NAME)
+    found = {path.relative_to(hook).as_posix(): mode(path) for path in hook.rglob("*")}
+    leaf = f"vgpu/containers/{NAME}"
+    assert [(leaf, 0o777)] == [(name, bits) for name, bits in found.items() if bits & 0o022]
+    assert {0o755} == {bits & 0o777 for name, bits in found.items() if name != leaf}
 
 
 async def test_what_is_too_open_or_too_closed_is_put_right(dirs, hook):
@@ -137,18 +141,44 @@ async def test_a_name_that_is_no_pod_and_container_makes_nothing(dirs, hook, nam
     assert [] == list(hook.iterdir())
 
 
-async def test_a_missing_hook_directory_holds_none_and_is_said(tmp_path):
-    missing = tmp_path / "missing"
-    dirs = HostHookDirs(missing, tmp_path, "", Inline(), Inline())
+# A look without a write finds what would have every new pod refused.
 
-    with pytest.raises(StateError) as refused:
-        await dirs.prepare(NAME, wipe=True)
-    await dirs.remove(NAME)
 
-    assert [] == await dirs.found()
-    assert f"{missing} cannot be used: " in str(refused.value)
-    mend = f"No such file or directory; {missing} must be a directory of root's, "
-    assert mend in str(refused.value)
+async def refusals(dirs):
+    """What a look says, and what a preparation says."""
+    said = []
+    for act in (dirs.check(), dirs.prepare(NAME, wipe=True)):
+        try:
+            said.append(await act)
+        except StateError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("trouble", ["none", "open", "vgpu", "vgpu/containers", "missing"])
+async def test_a_look_and_a_preparation_find_the_same_wrong(dirs, hook, trouble):
+    said = "must be a directory of root's, "
+    match trouble:
+        case "open":
+            hook.chmod(0o777)
+            said = "writable by everybody"
+        case "missing":
+            hook.rmdir()
+            said = f"No such file or directory; {hook} must be"
+        case "vgpu" | "vgpu/containers":
+            await dirs.prepare(NAME, wipe=True)
+            (hook / trouble).rename(hook / "away")
+            (hook / trouble).symlink_to(hook / "away")
+
+    found = await refusals(dirs)
+
+    if trouble == "none":
+        assert [None, None, None] == [*found, await dirs.check()]
+    else:
+        assert [True, True] == [said in str(one) for one in found]
+    if trouble == "missing":
+        assert [] == await dirs.found()
+        await dirs.remove(NAME)
 
 
 def installed(hook, *names):
@@ -222,26 +252,12 @@ async def test_facts_tell_a_library_that_no_loader_takes(dirs, hook, content):
     assert (await dirs.facts()).loadable, "the versioned one is mounted"
 
 
-async def test_facts_have_the_text_of_the_preload_file_whatever_it_is(dirs, hook):
-    installed(hook, "libvgpu.so", "ld.so.preload")
-    file = hook / "vgpu" / "ld.so.preload"
-    for content, text in ((b"", ""), (b"/a\r\n", "/a\r\n"), (b"\xff", "\udcff")):
-        file.write_bytes(content)
+async def test_facts_have_the_text_of_the_preload_file_as_it_is_mounted(dirs, hook, tmp_path):
+    installed(hook, "libvgpu.so")
+    (hook / "vgpu" / "ld.so.preload").symlink_to(tmp_path / "text")
+    for content, text in ((b"/a\r\n", "/a\r\n"), (b"\xff", "\udcff"), (b"/" * 99_999, "/" * 65536)):
+        (tmp_path / "text").write_bytes(content)
         assert text == (await dirs.facts()).preload
-    file.write_bytes(b"/a\n" * 100_000)
-    assert 65536 == len((await dirs.facts()).preload or "")
-    file.rename(hook / "text")
-    file.symlink_to(hook / "text")  # it is read as it is mounted
-    assert 65536 == len((await dirs.facts()).preload or "")
-
-
-async def test_a_hook_path_that_everybody_may_write_is_refused(dirs, hook):
-    hook.chmod(0o777)
-
-    with pytest.raises(StateError, match="writable by everybody"):
-        await dirs.prepare(NAME, wipe=True)
-
-    assert [] == list(hook.iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -262,67 +278,7 @@ async def test_the_hook_path_may_be_a_link_of_the_operators(hook, tmp_path):
     assert 0o777 == mode(hook / "vgpu" / "containers" / NAME)
 
 
-async def test_nothing_else_is_open_to_everybody(dirs, hook):
-    """With the bits of a parent that hands its group down, as /usr/local on Debian."""
-    hook.chmod(0o2775)
-    with umask(0):
-        await dirs.prepare(NAME, wipe=True)
-
-    found = {path.relative_to(hook).as_posix(): mode(path) for path in hook.rglob("*")}
-    leaf = f"vgpu/containers/{NAME}"
-    assert [leaf] == [name for name, bits in found.items() if bits & 0o022]
-    assert 0o777 == found[leaf]
-
-
-# Looked at without a write: what would have every new pod refused.
-
-
-async def refused(dirs):
-    """What a look without a write finds wrong; nothing: all that is needed can be made."""
-    try:
-        await dirs.check()
-    except StateError as error:
-        return str(error)
-    return ""
-
-
-async def test_a_look_finds_nothing_wrong_before_and_after_the_first_directory(dirs, hook):
-    assert "" == await refused(dirs)
-    assert [] == list(hook.iterdir())
-    await dirs.prepare(NAME, wipe=True)
-
-    assert "" == await refused(dirs)
-
-
-@pytest.mark.parametrize("place", ["vgpu", "vgpu/containers"])
-async def test_a_look_finds_what_lies_in_a_directorys_place(dirs, hook, place):
-    await dirs.prepare(NAME, wipe=True)
-    (hook / place).rename(hook / "away")
-    (hook / place).symlink_to(hook / "away")
-
-    assert "must be a directory of root's, without links in it" in await refused(dirs)
-
-
-async def test_a_look_finds_an_unsafe_or_missing_hook_path(dirs, hook):
-    hook.chmod(0o777)
-    assert "writable by everybody" in await refused(dirs)
-    hook.rmdir()
-    assert f"No such file or directory; {hook} must be" in await refused(dirs)
-
-
 # What was in container directories goes part by part, on a thread of its own.
-
-
-async def test_content_stays_unless_it_is_to_be_wiped(dirs, hook):
-    await dirs.prepare(NAME, wipe=True)
-    cache = hook / "vgpu" / "containers" / NAME / "a.cache"
-    cache.write_text("limits")
-
-    await dirs.prepare(NAME, wipe=False)
-    assert cache.exists()
-    await dirs.prepare(NAME, wipe=True)
-
-    assert not cache.exists()
 
 
 async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path):
@@ -342,43 +298,6 @@ async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path)
     assert [leaf] == list(leaf.parent.iterdir())
     assert [] == list(leaf.iterdir())
     assert "mine" == (tmp_path / "victim" / "file").read_text()
-
-
-async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, monkeypatch):
-    monkeypatch.setattr("agent.hookdirs.STEPS", 3)
-    other = NAME.replace("main", "other")
-    for name in (NAME, other):
-        await dirs.prepare(name, wipe=True)
-        for number in range(20):
-            (hook / "vgpu" / "containers" / name / str(number)).write_text("")
-        await dirs.remove(name)
-
-    parts = [(await dirs.clear()).more for _ in range(30)]
-
-    assert (True, False) == (parts[5], parts[-1])
-    assert [] == list((hook / "vgpu" / "containers").iterdir())
-
-
-async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):
-    tried, loop = list[str](), asyncio.get_running_loop()
-    now = loop.time()
-    names = [NAME.replace("main", f"c{number}") for number in range(5)]
-    for name in names:
-        await dirs.prepare(name, wipe=True)
-        await dirs.remove(name)
-
-    def slow(name: str, above: int) -> Iterator[None]:
-        nonlocal now
-        tried.append(name)
-        now += 0.75 * PASS
-        yield from itertools.repeat(None, STEPS)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("agent.hookdirs.remove_stepwise", slow)
-        patch.setattr(loop, "time", lambda: now)
-        assert [True] * 5 == [(await dirs.clear()).more for _ in range(5)]
-
-    assert [2] * 5 == [tried.count(name) for name in sorted(set(tried))]
 
 
 async def test_what_cannot_be_removed_is_tried_again_after_an_hour(dirs, hook, monkeypatch):
@@ -455,35 +374,24 @@ async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path
 # What containers keep in their directories is counted and not changed, and the room is known.
 
 
-OTHER = NAME.replace("main", "other")
+async def leaf_of(dirs: HostHookDirs, hook: Path) -> Path:
+    await dirs.prepare(NAME, wipe=True)
+    return hook / "vgpu" / "containers" / NAME
 
 
-async def leaf_of(dirs: HostHookDirs, hook: Path, name: str = NAME) -> Path:
-    await dirs.prepare(name, wipe=True)
-    return hook / "vgpu" / "containers" / name
-
-
-def handles() -> int:
+def handles():
     """How many this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_what_hami_core_keeps_is_not_beyond_and_no_other_name_is_looked_at(dirs, hook):
-    leaf = await leaf_of(dirs, hook)
-    (leaf / "uuid.cache").write_bytes(bytes(1_200_000))
-    (leaf / "vgpulock").touch()
-    leaf.with_name(".removed-0").mkdir()
-
-    assert [] == large_directories(hook)
-
-
-async def test_too_many_entries_are_beyond_and_no_more_is_looked_at(dirs, hook, monkeypatch):
+async def test_too_many_entries_are_beyond_and_no_other_name_is_looked_at(dirs, hook, monkeypatch):
     monkeypatch.setattr(sizes, "ENTRIES", 100)
     before = handles()
-    for name, count in ((NAME, 150), (OTHER, 2)):
-        leaf = await leaf_of(dirs, hook, name)
+    containers = (await leaf_of(dirs, hook)).parent
+    for name, count in ((NAME, 150), (NAME.replace("main", "other"), 2), (".removed-0", 150)):
+        (containers / name).mkdir(exist_ok=True)
         for number in range(count):
-            (leaf / f"{number}").touch()
+            (containers / name / f"{number}").touch()
 
     assert [(101, NAME)] == [(entries, name) for _, entries, name in large_directories(hook)]
     assert before == handles()
@@ -503,3 +411,25 @@ async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_h
     for most, is_large in ((200_000, False), (90_000, True)):
         monkeypatch.setattr(sizes, "BYTES", most)
         assert is_large == bool(large_directories(hook))
+
+
+async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):
+    tried, loop = list[str](), asyncio.get_running_loop()
+    now = loop.time()
+    names = [NAME.replace("main", f"c{number}") for number in range(5)]
+    for name in names:
+        await dirs.prepare(name, wipe=True)
+        await dirs.remove(name)
+
+    def slow(name: str, above: int) -> Iterator[None]:
+        nonlocal now
+        tried.append(name)
+        now += 0.75 * PASS
+        yield from itertools.repeat(None, STEPS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.hookdirs.remove_stepwise", slow)
+        patch.setattr(loop, "time", lambda: now)
+        assert [True] * 5 == [(await dirs.clear()).more for _ in range(5)]
+
+    assert [2] * 5 == [tried.count(name) for name in sorted(set(tried))]

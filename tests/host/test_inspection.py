@@ -1,6 +1,5 @@
 """Names, paths and sockets, as this host shows them."""
 
-import datetime as dt
 import errno
 import os
 import socket
@@ -11,7 +10,6 @@ import pytest
 from agent.host import node as surroundings
 from agent.host.node import plugin_sockets, write_failure
 from agent.host.system import BOOT_ID, host_name, read_id
-from agent.kit.timing import SystemClock
 from agent.node import PluginSocket
 
 
@@ -44,10 +42,6 @@ def test_a_socket_without_a_listener_is_dead_and_the_kubelets_is_passed_over(tmp
         ) == plugin_sockets(tmp_path, "kubelet.sock")
 
 
-def test_a_directory_that_is_not_there_has_no_sockets(tmp_path: Path):
-    assert () == plugin_sockets(tmp_path / "none", "kubelet.sock")
-
-
 def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: " GPU-Node.Example ")
 
@@ -60,7 +54,3 @@ def test_ids_are_read_without_the_line_end_and_empty_where_they_cannot_be_read(t
     assert "2f7c7a3e" == read_id(tmp_path / "id")
     assert "" == read_id(tmp_path / "missing") == read_id(tmp_path)
     assert 36 == len(read_id(BOOT_ID))
-
-
-def test_now_is_in_utc():
-    assert dt.timedelta(0) == SystemClock().now().utcoffset()

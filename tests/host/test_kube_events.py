@@ -132,15 +132,8 @@ async def test_an_object_has_a_burst_and_then_one_every_five_minutes():
     later = await posting.outcomes(about(100 + n) for n in range(10))
 
     assert ["create"] * BURST + ["drop"] * 10 == burst
+    assert "create" == await posting.outcome(about(1, pod="two"))  # another has its own
     assert ["create"] + ["drop"] * 9 == later
-
-
-async def test_one_object_does_not_use_up_the_allowance_of_another():
-    posting = Posting()
-    await posting.outcomes(about(n) for n in range(BURST + 1))
-
-    assert "create" == await posting.outcome(about(1, pod="two"))
-    assert "create" == await posting.outcome(FALLEN)
 
 
 async def test_pods_under_ever_new_names_share_an_allowance_and_take_nothing_of_the_nodes():

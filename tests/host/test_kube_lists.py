@@ -63,34 +63,6 @@ async def test_eight_pods_of_1_1_mb_hide_none(tmp_path: Path):
         assert {"hami.io/bind-phase": "allocating"} == first.pods[-1].annotations
 
 
-async def test_105_pods_with_255_kb_of_annotations_hide_none_and_are_not_kept(tmp_path: Path):
-    async with a_cluster(tmp_path) as world:
-        for number in range(105):
-            text = "x" * 127_500
-            add_pod(world, f"big-{number}", {"hami.io/bind-phase": text, "hami.io/other": text})
-        add_pod(world, "gpu")
-        found = await world.pod_api.list_pods()
-
-    assert 106 == len(found.pods)
-    assert 1024 == max(len(text) for pod in found.pods for text in pod.annotations.values())
-    assert {"hami.io/bind-phase"} == {key for pod in found.pods for key in pod.annotations}
-
-
-async def test_after_big_pods_the_small_ones_do_not_come_one_by_one(tmp_path: Path):
-    long = {"name": "main", "env": [{"name": "LONG", "value": "x" * 1_400_000}]}
-    async with a_cluster(tmp_path) as world:
-        for number in range(8):
-            add_pod(world, f"big-{number}", container=long)
-        for number in range(200):
-            add_pod(world, f"small-{number}")
-        before = asked(world.session)
-        found = await world.pod_api.list_pods()
-        requests = asked(world.session) - before
-
-    assert 208 == len(found.pods)
-    assert 20 >= requests
-
-
 def page(rest: str, *names: str) -> web.Response:
     metadata = {"resourceVersion": "7", "continue": rest}
     items = [{"metadata": {"uid": f"u-{name}", "name": name}} for name in names]

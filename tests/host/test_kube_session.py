@@ -189,15 +189,6 @@ async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: byte
             await session.fetch(ASK, read_object)
 
 
-async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
-    large = b'{"text":"' + b"x" * (session_module.OFF_LOOP + 1) + b'"}'
-
-    async with a_session(answering(large), tmp_path) as session:
-        found = await session.fetch(ASK, read_object)
-
-        assert session_module.OFF_LOOP + 1 == len(found["text"])
-
-
 # A condition of the Node: merged by its type, the others stay.
 
 
@@ -243,23 +234,14 @@ async def test_a_condition_is_created_and_replaced_and_the_others_stay(tmp_path:
         (503, ApiError),
     ],
 )
-def test_a_status_has_its_class(status: int, kind: type[ApiError]):
-    error = refused("patch nodes (/x)", status, b'{"kind":"Status"}')
+def test_a_status_has_its_class_and_the_text_says_what_was_asked(status: int, kind: type[ApiError]):
+    error = refused("patch nodes (/x)", status, b'{"kind":"Status","message":"again"}')
 
-    assert (kind, status) == (type(error), error.status)
-
-
-@pytest.mark.parametrize("body", [b"<html>no such page</html>", b"404 page not found\n", b""])
-def test_a_proxys_404_does_not_say_that_an_object_is_gone(body: bytes):
-    error = refused("get pods (/x)", 404, body)
-
-    assert (ApiError, 404) == (type(error), error.status)
-
-
-def test_the_text_says_what_was_asked_and_answered():
-    error = refused("patch nodes (/x)", 409, b'{"kind":"Status","message":"try again"}')
-
-    assert "patch nodes (/x): the API server answered 409: try again" == str(error)
+    said = f"patch nodes (/x): the API server answered {status}: again"
+    assert (kind, status, said) == (type(error), error.status, str(error))
+    # A proxy's answer does not say that an object is gone.
+    for body in (b"<html>no such page</html>", b"404 page not found\n", b""):
+        assert ApiError is type(refused("get pods (/x)", 404, body))
 
 
 @pytest.mark.parametrize(
@@ -393,27 +375,6 @@ async def test_a_server_that_is_another_is_not_talked_to(tmp_path: Path):
     assert 0 == server.seen
 
 
-async def test_requests_that_fail_together_renew_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    loads: list[Connection] = []
-
-    async def counted(connection: Connection) -> Access:
-        loads.append(connection)
-        return await open_access(connection)
-
-    monkeypatch.setattr(session_module, "open_access", counted)
-    async with in_a_pod(tmp_path) as (server, session):
-        await session.call(ASK)
-        server.token = "second"  # noqa: S105 -- a test
-        mount(tmp_path, "one", "second")
-        async with asyncio.TaskGroup() as group:
-            for _ in range(6):
-                group.create_task(session.call(ASK))
-
-    assert 2 == len(loads)
-
-
 async def test_a_renewal_that_takes_long_holds_up_no_other_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -467,34 +428,6 @@ EXEC = ApiRequest("get", "pods/exec", path_of("namespaces", "d", "pods", "p", "e
 SUCCESS = b'\x03{"status": "Success"}'
 
 
-@pytest.mark.parametrize(
-    ("frames", "said"),
-    [
-        ([], "the command wrote nothing"),
-        ([b"\x01" + bytes(1 << 20)] * 20 + [SUCCESS], "the answer is longer than 20 MiB"),
-        (None, "no answer from the API server"),
-    ],
-    ids=["nothing", "too long", "it hangs"],
-)
-async def test_a_command_in_a_pod_without_a_whole_answer_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[bytes] | None, said: str
-):
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
-        await socket.prepare(request)
-        for frame in frames or ():
-            await socket.send_bytes(frame)
-        if frames is None:
-            await asyncio.sleep(60)
-        return socket
-
-    if frames is None:
-        monkeypatch.setattr(session_module, "EXECUTION", 0.2)
-    async with a_session(answer, tmp_path) as session:
-        with pytest.raises(ApiError, match=said):
-            await session.execute(EXEC)
-
-
 FAILED = b'\x03{"status": "Failure", "message": "exit code 1"}'
 
 
@@ -505,19 +438,26 @@ FAILED = b'\x03{"status": "Failure", "message": "exit code 1"}'
         ([b"\x01ab", FAILED], "ab"),
         ([b"\x02bad\n", FAILED], "bad"),
         ([FAILED], "exit code 1"),
+        ([], "the command wrote nothing"),
+        ([b"\x01" + bytes(1 << 20)] * 20 + [SUCCESS], "the answer is longer than 20 MiB"),
+        (None, "no answer from the API server"),
     ],
 )
 async def test_a_command_says_what_it_wrote_or_why_it_failed(
-    tmp_path: Path, frames: list[bytes], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[bytes] | None, said: str
 ):
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
-        for frame in (b"", *frames):
+        for frame in (b"", *(frames or ())):
             await socket.send_bytes(frame)
+        if frames is None:
+            await asyncio.sleep(60)
         await socket.send_str("a text")
         return socket
 
+    if frames is None:
+        monkeypatch.setattr(session_module, "EXECUTION", 0.2)
     async with a_session(answer, tmp_path) as session:
         try:
             answered = (await session.execute(EXEC)).decode()

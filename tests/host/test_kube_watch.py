@@ -160,14 +160,6 @@ async def test_only_a_bookmark_before_every_node_says_that_there_is_none(
     assert shown == [node and node.name for node in found]
 
 
-async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
-    async with a_session(
-        streaming(b'{"type":"ADDED","object":{"metadata":{}}}\n'), tmp_path
-    ) as session:
-        with pytest.raises(ApiError, match=r"metadata\.uid"):
-            await anext(KubeApi(session, NODE).watch_node())
-
-
 async def test_frames_are_found_wherever_the_bytes_are_cut(tmp_path: Path):
     text = BOOKMARK + b"\n" + BOOKMARK.replace(b"7", b"8") + BOOKMARK.replace(b"7", b"9")
     for size in (1, 7, 60, 200):

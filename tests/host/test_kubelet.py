@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -42,42 +41,33 @@ RESOURCE = "nvidia.com/gpu"
 
 
 class RecordedRegistration(RegistrationBase):
-    def __init__(self, refusal: GRPCError | None = None, *, hangs: bool = False) -> None:
+    def __init__(self, refusal: GRPCError | None = None) -> None:
         self.requests: list[RegisterRequest] = []
         self.refusal = refusal
-        self.hangs = hangs
 
     @override
     async def register(self, message: RegisterRequest) -> Empty:
         self.requests.append(message)
-        if self.hangs:
-            await asyncio.Event().wait()
         if self.refusal is not None:
             raise self.refusal
         return Empty()
 
 
-async def register(path: Path, *, deadline: float = 2.0) -> None:
-    async with asyncio.timeout(deadline):
-        await register_plugin(path, ENDPOINT, RESOURCE, fenced=False)
+async def register(path: Path, *, fenced: bool = False) -> None:
+    async with asyncio.timeout(2.0):
+        await register_plugin(path, ENDPOINT, RESOURCE, fenced=fenced)
 
 
-async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path, fenced):
     kubelet = RecordedRegistration()
     async with served(tmp_path / "kubelet.sock", kubelet):
-        await register(tmp_path / "kubelet.sock")
+        await register(tmp_path / "kubelet.sock", fenced=fenced)
 
-    options = DevicePluginOptions(get_preferred_allocation_available=True)
+    options = DevicePluginOptions(
+        pre_start_required=fenced, get_preferred_allocation_available=True
+    )
     assert [RegisterRequest("v1beta1", ENDPOINT, RESOURCE, options)] == kubelet.requests
-
-
-async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a_start(tmp_path):
-    kubelet = RecordedRegistration()
-    path = tmp_path / "kubelet.sock"
-    async with served(path, kubelet):
-        await register_plugin(path, ENDPOINT, RESOURCE, fenced=True)
-
-    assert [True] == [request.options.pre_start_required for request in kubelet.requests]
 
 
 @pytest.mark.parametrize(
@@ -94,29 +84,6 @@ async def test_a_refusal_carries_the_kubelets_words_up_to_a_bound(
     assert told == str(caught.value)
 
 
-async def test_a_socket_that_is_not_there_is_said_by_name(tmp_path: Path):
-    with pytest.raises(KubeletError, match=r"kubelet\.sock broke: No such file"):
-        await register(tmp_path / "kubelet.sock")
-
-
-async def test_the_socket_of_a_dead_kubelet_refuses(tmp_path: Path):
-    path = tmp_path / "kubelet.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-        dead.bind(str(path))
-
-    with pytest.raises(KubeletError, match="Connection refused"):
-        await register(path)
-
-
-async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):
-    kubelet = RecordedRegistration(hangs=True)
-    async with served(tmp_path / "kubelet.sock", kubelet):
-        with pytest.raises(TimeoutError):
-            await register(tmp_path / "kubelet.sock", deadline=0.1)
-
-    assert 1 == len(kubelet.requests)
-
-
 async def test_a_kubelet_that_dies_during_the_call_is_no_refusal(tmp_path: Path):
     async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
@@ -127,12 +94,6 @@ async def test_a_kubelet_that_dies_during_the_call_is_no_refusal(tmp_path: Path)
             await register(tmp_path / "kubelet.sock")
 
     assert not isinstance(caught.value, RegistrationRefused)
-
-
-async def test_a_kubelet_that_dies_while_it_is_dialled_is_no_refusal(tmp_path: Path):
-    path = tmp_path / "kubelet.sock"
-
-    assert KubeletError is type(await dialled_in_vain(path, register(path)))
 
 
 # PodResources: merged answers, and errors told apart by what the caller does about them.
@@ -183,6 +144,20 @@ async def witness(tmp_path: Path) -> AsyncIterator[PodResourcesWitness]:
     witness = PodResourcesWitness(tmp_path / "kubelet.sock")
     yield witness
     witness.close()
+
+
+@pytest.mark.parametrize("who", ["registration", "witness"])
+async def test_a_kubelet_that_is_not_there_or_dies_while_it_is_dialled_is_an_error(
+    tmp_path: Path, witness: PodResourcesWitness, who: str
+):
+    path = tmp_path / "kubelet.sock"
+
+    def ask():
+        return register(path) if who == "registration" else witness.get("ns", "p")
+
+    with pytest.raises(KubeletError, match=r"kubelet\.sock.*No such file"):
+        await ask()
+    assert KubeletError is type(await dialled_in_vain(path, ask()))
 
 
 async def test_one_entry_for_each_id_and_numa_node_is_merged(
@@ -239,16 +214,6 @@ async def test_a_failure_is_told_apart_by_what_to_do_about_it(
             assert expected is type(caught.value)
 
 
-async def test_a_missing_socket_is_an_error_and_the_next_call_tries_again(
-    tmp_path: Path, witness: PodResourcesWitness
-):
-    with pytest.raises(KubeletError, match=r"kubelet\.sock"):
-        await witness.list()
-
-    async with served(tmp_path / "kubelet.sock", Lister()):
-        assert () == await witness.list()
-
-
 async def test_a_new_kubelet_is_asked_over_a_new_connection(
     tmp_path: Path, witness: PodResourcesWitness
 ):
@@ -261,23 +226,6 @@ async def test_a_new_kubelet_is_asked_over_a_new_connection(
 
     with pytest.raises(KubeletError):
         await witness.list()
-
-
-async def test_a_kubelet_that_dies_while_it_is_dialled_gives_no_answer(
-    tmp_path: Path, witness: PodResourcesWitness
-):
-    ask = witness.get("ns", "p")
-
-    assert KubeletError is type(await dialled_in_vain(tmp_path / "kubelet.sock", ask))
-
-
-async def test_a_witness_that_does_not_answer_is_given_up(tmp_path: Path):
-    lister = Lister(hangs=True)
-    witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=0.1)
-    async with served(tmp_path / "kubelet.sock", lister):
-        with pytest.raises(KubeletError, match=r"not answered within 0\.1 s"):
-            await witness.get("ns", "p")
-    witness.close()
 
 
 async def test_an_agent_that_stood_still_for_longer_than_the_deadline_reads_the_answer(
@@ -307,6 +255,8 @@ async def test_a_call_that_is_given_up_leaves_the_deadlines_around_it_in_force(t
     lister = Lister(hangs=True)
     witness = PodResourcesWitness(tmp_path / "kubelet.sock", deadline=0.1)
     async with served(tmp_path / "kubelet.sock", lister):
+        with pytest.raises(KubeletError, match=r"not answered within 0\.1 s"):
+            await witness.get("ns", "p")
         assert await outlasted(witness, 0.3)
     witness.close()
 

@@ -25,21 +25,6 @@ async def open_stream(driver, library):
         yield heard
 
 
-async def test_xids_and_memory_errors_arrive_in_order(driver, library):
-    async with listening(driver) as heard:
-        library.xid(1, 79)
-        library.report(0, 0x2)
-        library.report(0, 0x1)  # corrected errors, which nobody asked for
-        library.xid(0, 13)
-        events = await hear(heard, 3)
-
-    assert [
-        DriverEvent(EventKind.XID, G1, 79),
-        DriverEvent(EventKind.ECC_DOUBLE, G0),
-        DriverEvent(EventKind.XID, G0, 13),
-    ] == events
-
-
 @pytest.mark.parametrize(("code", "uuid"), [(None, G1), (15, None)])
 async def test_an_event_of_a_gpu_that_could_not_be_registered_is_asked_for_its_name(
     driver, library, code, uuid
@@ -51,15 +36,6 @@ async def test_an_event_of_a_gpu_that_could_not_be_registered_is_asked_for_its_n
         library.xid(1, 48)
 
         assert [DriverEvent(EventKind.XID, uuid, 48)] == await hear(heard, 1)
-
-
-@pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
-async def test_of_a_gpu_without_events_the_others_go_on(driver, library, call):
-    library.failures[call, 0] = 3
-    async with listening(driver) as heard:
-        library.xid(1, 31)
-
-        assert [DriverEvent(EventKind.XID, G1, 31)] == await hear(heard, 1)
 
 
 @pytest.mark.parametrize(
@@ -98,21 +74,6 @@ async def test_a_gpu_whose_registration_failed_is_asked_again_by_the_next_scan(d
     assert {0, 1} == library.registered.keys()
 
 
-async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(driver, library):
-    await driver.scan()
-    async with listening(driver):
-        await until(lambda: library.calls["nvmlDeviceRegisterEvents"] == 2)
-        library.failures["*", 1] = 16
-        await driver.probe(G1)
-        library.reset(1)
-        library.failures["nvmlDeviceRegisterEvents", 1] = 999
-
-        assert "error 999" == (await driver.probe(G1)).unmonitored
-        del library.failures["nvmlDeviceRegisterEvents", 1]
-        await driver.scan()
-        assert "" == (await driver.probe(G1)).unmonitored
-
-
 async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
     async with open_stream(driver, library) as heard:
         library.report(0, "no number")  # whatever a thread may stumble over
@@ -121,18 +82,6 @@ async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
     assert isinstance(error, DriverError)
     assert "has died" in str(error)
     await until(lambda: library.sets_freed == 1)
-
-
-async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
-    driver, library, monkeypatch
-):
-    monkeypatch.setattr(nvml_driver, "STALL", 0.1)
-    async with open_stream(driver, library) as heard:
-        library.hanging.add(("nvmlEventSetWait_v2", None))
-        (error,) = await hear(heard, 1)
-
-        assert isinstance(error, DriverError)
-        assert "does not return" in str(error)
 
 
 async def test_no_second_thread_is_sent_into_a_wait_that_does_not_come_back(
@@ -174,14 +123,6 @@ async def test_a_wait_that_fails_is_an_error_and_the_next_stream_has_another_set
     assert 2 == library.calls["nvmlEventSetCreate"]
 
 
-async def test_the_end_of_the_session_ends_the_stream(driver, library):
-    async with open_stream(driver, library) as heard:
-        await driver.close()
-
-        assert isinstance((await hear(heard, 1))[0], DriverError)
-    assert (1, 0) == (library.sets_freed, library.open)
-
-
 @pytest.mark.parametrize("order", [(1, 2), (0, 2), (0, 1), (2, 1, 0), (0, 2, 1)])
 async def test_an_event_after_a_move_is_of_the_gpu_whose_handle_it_is_now(driver, library, order):
     library.gpus.append(FakeGpu("GPU-2"))
@@ -214,23 +155,3 @@ async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_
 
         assert reason == (await driver.probe(G1)).unmonitored
         assert bool(reason) == (1 not in library.registered)
-
-
-async def test_streams_begin_again_once_the_machine_gives_threads(driver, library, monkeypatch):
-    monkeypatch.setattr(nvml_driver, "FAREWELL", 0.1)
-    await driver.scan()
-    with monkeypatch.context() as full:
-
-        def refuse(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        full.setattr(threading.Thread, "start", refuse)
-        for _ in range(3):
-            with pytest.raises(DriverError, match="no thread can be started to wait for events"):
-                await anext(driver.events())
-    assert 0 == library.calls["nvmlEventSetCreate"]
-
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-
-        assert [DriverEvent(EventKind.XID, G0, 13)] == await hear(heard, 1)

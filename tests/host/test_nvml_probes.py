@@ -34,14 +34,6 @@ async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, out
     )
 
 
-async def test_a_gpu_that_does_not_answer_is_silent_and_the_others_are_not(driver, library):
-    library.hanging.add(("*", 1))
-
-    assert ProbeOutcome.SILENT is (await driver.probe(G1)).outcome
-    assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
-    assert "has not returned" in (await driver.probe(G1)).text
-
-
 async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(library, tmp_path):
     driver = NvmlDriver(library, sys_root=tmp_path, deadline=5)
     await driver.probe(G0)
@@ -96,30 +88,22 @@ async def test_the_drivers_advice_is_named_and_an_unknown_one_is_not_none(
     assert action == (await driver.probe(G0)).signs.recovery
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 13, 999])
+GONE = {15: ProbeOutcome.LOST, 16: ProbeOutcome.REFUSED}
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 13, 999, *GONE])
 @pytest.mark.parametrize("call", SIDE_QUESTIONS)
-async def test_a_side_question_that_fails_leaves_its_signs_open_and_fails_no_probe(
-    driver, library, call, code
-):
+async def test_a_side_question_fails_a_probe_only_if_the_gpu_is_gone(driver, library, call, code):
     library.failures[call, 0] = code
     probe = await driver.probe(G0)
 
-    assert ProbeOutcome.PASSED is probe.outcome
+    assert GONE.get(code, ProbeOutcome.PASSED) is probe.outcome
+    assert ProbeOutcome.PASSED is (await driver.probe(G1)).outcome
+    if code in GONE:
+        return
     assert {None} == {getattr(probe.signs, name) for name in SIDE_QUESTIONS[call]}
     others = set(sum(SIDE_QUESTIONS.values(), ())) - {*SIDE_QUESTIONS[call]}
     assert None not in {getattr(probe.signs, name) for name in others}
-
-
-@pytest.mark.parametrize(("code", "outcome"), [(15, ProbeOutcome.LOST), (16, ProbeOutcome.REFUSED)])
-@pytest.mark.parametrize("call", SIDE_QUESTIONS)
-async def test_a_side_question_that_finds_the_gpu_gone_fails_the_probe(
-    driver, library, call, code, outcome
-):
-    library.failures[call, 0] = code
-    probe = await driver.probe(G0)
-
-    assert outcome is probe.outcome
-    assert ProbeOutcome.PASSED is (await driver.probe(G1)).outcome
 
 
 async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver, library):
@@ -129,7 +113,10 @@ async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver,
     assert not caught.value.lost
     with pytest.raises(GpuError, match="an earlier call about GPU-0 has not returned"):
         await driver.sample(G0)
+    probe = await driver.probe(G0)
 
+    assert (ProbeOutcome.SILENT, True) == (probe.outcome, "has not returned" in probe.text)
+    assert ProbeOutcome.PASSED is (await driver.probe(G1)).outcome
     assert (await driver.sample(G1)) is not None
 
 

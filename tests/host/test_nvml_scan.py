@@ -1,14 +1,11 @@
 """Scans through NVML: every fact, one GPU's failure is never another's, nor is its index."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from agent.gpu.driver import NvmlDriver
 from agent.gpu.nvml import bus_id, numa_node
 from agent.model import GpuFault, PciPath, Trouble
-from tests.fakes.chance import Seeded
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
 pytestmark = pytest.mark.looptime(False)
@@ -114,26 +111,6 @@ async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, libr
     assert (GpuFault("index 2", "error 999", index=2),) == (await driver.scan()).faults
 
 
-async def test_a_gpu_whose_call_hangs_is_skipped_until_it_comes_back(driver, library):
-    await driver.scan()
-    library.hanging.add(("*", 1))
-    first, second = await driver.scan(), await driver.scan()
-
-    assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in first.gpus]
-    assert ["GPU-1"] == [fault.gpu for fault in first.faults]
-    assert Trouble.SILENT is second.faults[0].trouble
-    assert first.faults == second.faults  # the same words, or each look would be news
-    library.release()
-    await _until_back(driver)
-    assert 3 == len((await driver.scan()).gpus)
-
-
-async def _until_back(driver: NvmlDriver) -> None:
-    """Scan until the GPU has its thread again."""
-    while (await driver.scan()).faults:
-        pass
-
-
 async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(library, driver):
     library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
     library.gpus[1].links = [(DIRECT, library.gpus[0].bus)] * 4
@@ -160,26 +137,3 @@ async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, li
 
     assert ["GPU-2"] == [gpu.uuid for gpu in scan.gpus]
     assert [("index 1", True)] == [(fault.gpu, fault.lost) for fault in scan.faults]
-
-
-async def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved(driver, library):
-    every, chance = gpus(4), Seeded(7)
-    for _ in range(200):
-        library.gpus = chance.sample(every, 3)
-        library.failures = {("*", chance.randrange(3)): 999}
-        scan = await driver.scan()
-
-        assert not {fault.gpu for fault in scan.faults} & {gpu.uuid for gpu in scan.gpus}
-
-
-async def test_gpus_whose_links_hang_hold_up_the_scan_by_one_deadline_in_all(library, tmp_path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=1.5)
-    library.hanging.add(("nvmlDeviceGetNvLinkState", None))
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    scan = await driver.scan()
-
-    assert 3 == len(scan.gpus)
-    assert loop.time() - begun < 2 * 1.5
-    library.release()
-    await driver.close()

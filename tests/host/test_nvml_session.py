@@ -103,17 +103,6 @@ async def test_no_session_is_ended_or_begun_around_a_call_that_is_inside(library
         assert (1, 2) == (library.calls["nvmlShutdown"], library.calls["nvmlInit"])
 
 
-async def test_close_waits_for_a_call_that_is_inside(library, tmp_path):
-    async with with_a_call_inside(library, tmp_path) as (driver, tasks):
-        closing = tasks.create_task(driver.close())
-        await asyncio.wait([closing], timeout=0.3)
-        assert (0, False) == (library.calls["nvmlShutdown"], closing.done())
-        library.release()
-        await closing
-
-        assert 1 == library.calls["nvmlShutdown"]
-
-
 async def test_a_session_around_a_stuck_call_stays_open_until_that_is_back(driver, library):
     await driver.scan()
     library.hanging.add(("*", 0))
@@ -145,20 +134,6 @@ async def test_a_driver_that_begins_slowly_is_open_although_nobody_waits_so_long
     assert (1, 0) == (library.calls["nvmlInit"], library.calls["nvmlShutdown"])
 
 
-async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
-    library.hanging.add(("nvmlInit", None))
-    library.failures["nvmlInit", None] = 9
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await driver.scan()
-    library.release()
-    await until(lambda: library.inside == 0)
-    library.failures.clear()
-
-    assert 3 == len((await driver.scan()).gpus)
-    assert 2 == library.calls["nvmlInit"]
-
-
 async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_gpu(
     driver, library
 ):
@@ -170,25 +145,3 @@ async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_
 
     assert ProbeOutcome.PASSED is (await driver.probe(UUIDS[1])).outcome
     assert (2, 1) == (library.calls["nvmlInit"], library.open)
-
-
-async def test_what_has_not_begun_when_the_session_ends_is_not_asked_of_the_next(library, tmp_path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=30)
-    await driver.scan()
-    library.hanging.add(("nvmlDeviceGetCount", None))
-    async with asyncio.TaskGroup() as tasks:
-
-        async def scan() -> None:
-            with pytest.raises(DriverError, match="session"):
-                await driver.scan()
-
-        tasks.create_task(scan())
-        await until(lambda: library.inside == 1)
-        named = library.calls["nvmlDeviceGetName"]
-        library.failures["nvmlDeviceGetHandleByUUID", None] = ENDED
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(UUIDS[0])
-        library.release()
-
-    assert named == library.calls["nvmlDeviceGetName"]
-    await driver.close()

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.looptime(False)
 DEADLINE = 0.5
 """Seconds of calls that are to be given up."""
 PATIENT = 2.0
-NOT_BACK = "has not returned"
 
 
 class Stuck:
@@ -51,18 +50,6 @@ async def patient():
     return GpuThreads(PATIENT)
 
 
-@pytest.fixture
-def alive():
-    """How many threads there are beside those of drivers that other tests have left behind."""
-    before = set(threading.enumerate())
-
-    def count() -> int:
-        mine = set(threading.enumerate()) - before
-        return sum(thread.name.startswith("nvml ") for thread in mine)
-
-    return count
-
-
 async def settles(holds) -> None:
     """Until it holds, for a while: nothing tells when a thread ends."""
     loop = asyncio.get_running_loop()
@@ -97,90 +84,6 @@ async def test_a_loop_that_gets_no_cpu_calls_no_gpu_stuck(threads):
 
     assert call.result()
     assert "next" == await threads.call("a", lambda: "next")
-
-
-async def test_what_comes_or_waits_behind_a_stuck_call_is_refused_until_that_is_back(stuck):
-    told = list[str]()
-    threads = GpuThreads(DEADLINE, lambda: told.append("back"))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(hang(threads, stuck, "a"))
-        await settles(lambda: stuck.entered == 1)
-        with pytest.raises(TimeoutError, match=NOT_BACK):
-            await threads.call("a", str)
-    began = asyncio.get_running_loop().time()
-    with pytest.raises(TimeoutError, match=NOT_BACK):
-        await threads.call("a", str)
-    assert asyncio.get_running_loop().time() - began < DEADLINE
-    assert ("b", []) == (await threads.call("b", lambda: "b"), told)
-    stuck.let_go()
-    await settles(lambda: bool(told))
-
-    assert ("a", ["back"]) == (await threads.call("a", lambda: "a"), told)
-
-
-@pytest.mark.parametrize("leaves_early", [False, True])
-async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck, leaves_early):
-    assert await patient.drained()
-    call = await begin(patient, "a", stuck)
-    await settles(lambda: stuck.entered == 1)
-    if leaves_early:
-        call.cancel()
-    async with asyncio.TaskGroup() as tasks:
-        emptied = tasks.create_task(patient.drained())
-        await asyncio.sleep(0.05)
-        assert not emptied.done()
-        stuck.let_go()
-
-    assert emptied.result()
-    assert "next" == await patient.call("a", lambda: "next")
-
-
-async def test_calls_about_one_gpu_run_one_after_the_other(patient):
-    running, most = 0, 0
-    lock = threading.Lock()
-
-    def work() -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        threading.Event().wait(0.01)
-        with lock:
-            running -= 1
-
-    for call in [await begin(patient, "a", work) for _ in range(8)]:
-        await call
-
-    assert 1 == most
-
-
-async def test_calls_of_one_turn_share_a_thread_and_wake_the_loop_once(patient, alive, monkeypatch):
-    loop, wakes = asyncio.get_running_loop(), list[int]()
-    tell = loop.call_soon_threadsafe
-    names = [str(number) for number in range(8)]
-
-    def count(callback, *args):
-        wakes.append(threading.get_ident())
-        return tell(callback, *args)
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
-    async with asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(patient.call(name, threading.get_ident)) for name in names]
-
-    assert 8 * wakes == [call.result() for call in calls]
-    assert 1 == alive()
-
-
-async def test_calls_behind_one_that_hangs_are_made_at_once_each_on_its_own(patient, stuck, alive):
-    slow = [await begin(patient, f"slow {number}", stuck) for number in range(4)]
-    quick = await begin(patient, "quick", lambda: "quick")
-
-    assert "quick" == await quick
-    await settles(lambda: stuck.entered == 4)
-    assert 4 <= alive() <= 5
-    stuck.let_go()
-    assert 4 * ["late"] == [await each for each in slow]
-    await settles(lambda: alive() == 1)  # those that stood in for a hung one end
 
 
 async def test_an_error_is_the_callers_and_a_late_one_is_not_logged_as_unread(threads, stuck):

@@ -120,49 +120,18 @@ def test_one_that_ends_and_one_that_starts_are_noticed(node):
     assert {7, 11} == node.alive(7, 9, 11)
 
 
-def test_a_process_is_asked_about_once(node):
-    node.container([7, 9])
-    assert {7} == node.alive(7, 8)
-    for path in node.proc.glob("2*/status"):
-        path.unlink()
-
-    assert {7, 9} == node.alive(7, 8, 9)
-
-
 def test_more_processes_or_cgroups_than_are_read_leave_it_unknown(node):
     cgroup = node.container([7])
     (cgroup / "cgroup.procs").write_text("2000\n" * (READ // 5 + 1))
     assert None is node.alive(7)
     (cgroup / "cgroup.procs").write_text("2000\n")
-    assert {7} == node.alive(7)
-    for number in range(CGROUPS):
-        (cgroup / f"{number}").mkdir()
-
-    assert None is node.alive(7)
-
-
-def test_a_pod_with_more_cgroups_than_are_read_is_unknown(node):
-    cgroup = node.container([7])
-    for number in range(CGROUPS - 1):
-        (cgroup.parent / f"{number}").mkdir()
-
-    assert None is node.alive(7)
-
-
-def test_the_cgroups_are_searched_once_a_round_for_however_many_pods(node, monkeypatch):
-    searched = []
-
-    def search(path):
-        searched.append(path)
-        return {}
-
-    monkeypatch.setattr("agent.usage._pods", search)
-    for _ in range(3):
-        node.processes.begin([MAIN, f"{OTHER}_main"])
-        for name in (MAIN, f"{OTHER}_main"):
-            assert None is node.processes.alive(name, frozenset({7}))
-
-    assert 2 == len(searched)
+    for place in (cgroup, cgroup.parent):
+        assert {7} == node.alive(7)
+        for number in range(CGROUPS):
+            (place / f"x{number}").mkdir()
+        assert None is node.alive(7)
+        for made in place.glob("x*"):
+            made.rmdir()
 
 
 CONTAINER = """
@@ -268,43 +237,24 @@ async def test_a_container_with_a_cgroup_lives_and_one_without_does_not(tmp_path
     assert {f"containerd://{ID}"} == await containers.running(asked)
 
 
-async def test_the_monitor_of_a_dead_container_is_not_the_container(tmp_path):
-    containers = a_tree(tmp_path, f"kubepods.slice/p.slice/crio-conmon-{ID}.scope")
-
-    assert set() == await containers.running(frozenset({f"cri-o://{ID}"}))
-
-
 @pytest.mark.parametrize(
-    "names",
+    ("names", "running"),
     [
-        (),
-        ("system.slice",),
-        (f"system.slice/{BESIDE}",),
-        (f"kubepods/burstable/pod{UID}/sandbox", f"system.slice/docker-{BESIDE}.scope"),
-        (f"kubepods.slice/kubepods-besteffort-pod{UID}.slice/kata_{BESIDE}",),
+        ((), None),
+        (("system.slice",), None),
+        ((f"system.slice/{BESIDE}",), None),
+        ((f"kubepods/burstable/pod{UID}/sandbox", f"system.slice/docker-{BESIDE}.scope"), None),
+        ((f"kubepods.slice/kubepods-besteffort-pod{UID}.slice/kata_{BESIDE}",), None),
+        (("kubepods.slice/kubepods-burstable.slice",), frozenset()),
+        ((f"kubepods/pod{UID}/{BESIDE}",), frozenset()),
+        ((f"kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{BESIDE}.scope",), frozenset()),
+        ((f"kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{ID}.scope",), frozenset()),
     ],
-    ids=["nothing", "no pods", "no pods, but a container", "other names", "a sandbox alone"],
 )
-async def test_a_tree_that_names_no_container_of_a_pod_says_nothing(tmp_path, names):
+async def test_a_container_without_a_cgroup_is_dead_if_the_tree_names_any(tmp_path, names, running):
     containers = a_tree(tmp_path / "cgroup", *names)
 
-    assert await containers.running(frozenset({f"containerd://{ID}"})) is None
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("kubepods.slice/kubepods-burstable.slice",),
-        (f"kubepods/pod{UID}/{BESIDE}",),
-        (f"kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{BESIDE}.scope",),
-        (f"kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{BESIDE}.scope",),
-    ],
-    ids=["a node without pods", "cgroupfs", "systemd", "a monitor"],
-)
-async def test_a_container_without_a_cgroup_is_dead_where_others_have_theirs(tmp_path, names):
-    containers = a_tree(tmp_path, *names)
-
-    assert frozenset() == await containers.running(frozenset({f"containerd://{ID}"}))
+    assert running == await containers.running(frozenset({f"containerd://{ID}"}))
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,6 @@ import asyncio, pathlib, sys
 from agent.hami.region import RegionChange
 from agent.usage import HostRegions
 from tests.fakes.offload import Inline
-from tests.host.hook_space import IDENTITIES, NO_PRIVILEGES, TOP, can_mount
-from tests.host.proc_node import ProcNode
 from tests.host.region_dirs import NAME
 
 regions = HostRegions(pathlib.Path(sys.argv[1]), Inline())
@@ -249,61 +247,6 @@ def test_what_a_tenant_closes_to_the_agent_is_unreadable(hook, closed):
     done = subprocess.run(words, cwd=TOP, capture_output=True, text=True, check=True)  # noqa: S603 -- our own
 
     assert ["it or its directory cannot be used: Permission denied"] * 2 == done.stdout.splitlines()
-
-
-# No link to another's file: link(2) refuses one across mounts, and a container sees its own
-# directory alone. Where root linked one and it is removed in the moment between opening and looking
-# at the number of names, the kernel shows one name, before and after.
-SWAPPING = """
-import itertools, os, sys
-region, secret = sys.argv[1:]
-content = open(region, "rb").read()
-
-def file(size):
-    with open(region + "-", "wb") as made:
-        made.write(content)
-        made.truncate(size)
-
-acts = [
-    lambda: file(len(content)),
-    lambda: os.symlink(secret, region + "-"),
-    lambda: os.mkfifo(region + "-"),
-    lambda: file(len(content)),
-    lambda: os.mkdir(region + "-"),
-    lambda: file(10 << 30),
-]
-print("at work", flush=True)
-for act in itertools.cycle(acts):
-    act()
-    if os.path.isdir(region + "-"):
-        os.unlink(region)
-        os.rmdir(region + "-")
-        continue
-    os.replace(region + "-", region)
-    if os.path.isfile(region) and not os.path.islink(region) and os.stat(region).st_nlink == 1:
-        os.truncate(region, 1000000)
-        os.truncate(region, len(content))
-"""
-
-
-@pytest.mark.process
-@pytest.mark.timeout(60)
-@pytest.mark.looptime(False)
-async def test_a_tenant_that_swaps_its_region_meanwhile_gains_nothing(hook, regions):
-    region, secret = with_region(hook), with_region(hook, OTHER)
-    before = secret.read_bytes()
-    words = [sys.executable, "-c", SWAPPING, str(region), str(secret)]
-    states = set()
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as tenant:  # noqa: S603, ASYNC220 -- our own
-        assert b"at work\n" == tenant.stdout.readline()
-        for _ in range(500):
-            states.add((await one(regions)).state)
-            await regions.write({NAME: RegionChange(recent_kernel=-77)})
-        assert None is tenant.poll()
-        tenant.kill()
-
-    assert states <= set(RegionState)
-    assert before == secret.read_bytes()
 
 
 LEASE = """
@@ -385,16 +328,6 @@ async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_othe
 
     assert thread.spent < hours * 3600 * 0.005
     assert {(RegionState.UNREADABLE, True), (RegionState.READABLE, False)} == states
-
-
-@pytest.mark.parametrize("slots", [65, 1024])
-async def test_a_single_crowded_region_is_read_in_each_round(hook, thread, slots):
-    crowded(hook, NAME, slots)
-    regions = HostRegions(hook, thread, cpu=thread.cpu)
-
-    for _ in range(4):
-        assert SUMS == await one(regions)
-        thread.now += 5
 
 
 async def test_what_a_round_did_not_reach_says_so_and_comes_first_in_the_next(hook, thread):

@@ -49,31 +49,11 @@ def touch(path):
 
 
 @pytest.mark.usefixtures("unpolled")
-async def test_names_that_come_and_go_are_told(directory):
-    async with following(directory) as changes:
-        touch(directory / "kubelet.sock")
-        assert ["kubelet.sock"] == await take(changes, 1)
-        touch(directory / "ours.sock")
-        (directory / "kubelet.sock").unlink()
-
-        assert ["ours.sock", "kubelet.sock"] == await take(changes, 2)
-
-
-@pytest.mark.usefixtures("unpolled")
 async def test_a_socket_made_anew_at_once_is_seen(directory):
     touch(directory / "kubelet.sock")
     async with following(directory) as changes:
         (directory / "kubelet.sock").unlink()
         touch(directory / "kubelet.sock")
-
-        assert ["kubelet.sock"] == await take(changes, 1)
-
-
-@pytest.mark.usefixtures("unpolled")
-async def test_a_socket_moved_into_place_is_seen(directory):
-    touch(directory.parent / "new")
-    async with following(directory) as changes:
-        (directory.parent / "new").rename(directory / "kubelet.sock")
 
         assert ["kubelet.sock"] == await take(changes, 1)
 
@@ -97,15 +77,6 @@ async def test_a_directory_that_comes_later_or_anew_is_watched_from_then_on(dire
 
         while "kubelet.sock" != await anext(changes):
             assert (directory / "kubelet.sock").exists()
-
-
-@pytest.mark.usefixtures("polled")
-async def test_what_inotify_missed_may_be_looked_at_every_few_seconds(directory, monkeypatch):
-    monkeypatch.setattr(Inotify, "add_watch", lambda *_: None)
-    async with following(directory) as changes:
-        touch(directory / "kubelet.sock")
-
-        assert ["", ""] == await take(changes, 2)
 
 
 @pytest.mark.usefixtures("polled")

@@ -82,18 +82,6 @@ async def test_work_whose_caller_left_while_it_ran_goes_on_and_bothers_nobody():
     assert ([True], []) == (ended, bothered)
 
 
-async def test_leaving_finishes_what_waits():
-    done: list[object] = []
-    gate = threading.Event()
-    async with asyncio.TaskGroup() as group, Worker("disk") as worker:
-        group.create_task(worker.call(gate.wait, 30))
-        group.create_task(worker.call(done.append, "last"))
-        await asyncio.sleep(0)
-        gate.set()
-
-    assert ["last"] == done
-
-
 async def test_a_thread_that_hangs_is_abandoned_and_what_waits_is_dropped():
     gate, done = threading.Event(), list[object]()
     with structlog.testing.capture_logs() as logs:
@@ -118,27 +106,3 @@ async def test_a_worker_that_does_not_run_says_so():
         assert 0 == await worker.call(int)
     with pytest.raises(StateError, match="disk is not running"):
         await worker.call(int)
-
-
-def test_a_hanging_thread_does_not_need_the_loop_any_more(monkeypatch):
-    begun, gate = threading.Event(), threading.Event()
-    threads, failures = [], []
-    monkeypatch.setattr(threading, "excepthook", failures.append)
-
-    def block():
-        threads.append(threading.current_thread())
-        begun.set()
-        gate.wait(30)
-
-    async def leave():
-        async with Worker("disk", patience=0.01) as worker, asyncio.TaskGroup() as group:
-            waiting = group.create_task(worker.call(block))
-            await asyncio.to_thread(begun.wait)
-            waiting.cancel()
-
-    asyncio.run(leave())
-    gate.set()
-    threads[0].join(timeout=30)
-
-    assert not threads[0].is_alive()
-    assert [] == failures

@@ -28,7 +28,8 @@ def pytest_terminal_summary(
     """What was tried is shown and written at the end."""
     table = config.stash.get(TRIED, AttackTable())
     if table.lines:
-        table.write(TABLE)
+        TABLE.parent.mkdir(parents=True, exist_ok=True)
+        TABLE.write_text(table.text())
         terminalreporter.section(f"tried, and in {TABLE}")
         terminalreporter.write(table.text())
 
@@ -49,5 +50,5 @@ def many(pytestconfig: pytest.Config) -> int:
 async def siege(table: AttackTable) -> AsyncIterator[Siege]:
     """The node that all attack."""
     async with kept(open_node()) as node:
-        table.notes.append(f"On {node.kind}; 20 pods in a row before each attack and in it.")
+        table.lines.append(f"On {node.kind}; 20 pods in a row before each attack and in it.")
         yield Siege(node, table)

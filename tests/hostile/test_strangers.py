@@ -1,17 +1,13 @@
 """Who comes to the plugin's socket and to the agent's files: other users, and callers who flood."""
 
 import contextlib
-import re
 import statistics
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.sandbox.lab.cluster import NAMESPACE, NODE
-from agent.sandbox.scenario.stage import Wish, Workload
-from agent.sandbox.store import Json
-from tests.hostile.lab.attackers import AttackTally, at_work, finished
+from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.node import Node, open_node
 from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege
 from tests.hostile.lab.working import NOBODY
@@ -52,22 +48,25 @@ def opened_to_all(path: Path):
         path.chmod(0o600)
 
 
-async def test_another_user_of_the_node_changes_nothing(siege: Siege):
-    attack = Attack("files changed by another user", "1 3 9 11 15", 500_000, 30.0, 20_000)
-    root = siege.node.cluster.places.root
-
-    tally = await siege.withstand(attack, by_a_user(NOBODY, attack, "trespasses", [root]))
-
-    assert 0 == tally.facts["got"]
-
-
-async def test_another_user_of_the_node_reads_no_secret_and_holds_no_lock(siege: Siege):
-    attack = Attack("state, token and lock opened", "1 25", 500_000, 30.0, 20_000)
+@pytest.mark.parametrize(
+    ("program", "what", "threats"),
+    [
+        ("trespasses", "files changed by another user", "1 3 9 11 15"),
+        ("reads", "state, token and lock opened", "1 25"),
+    ],
+)
+async def test_another_user_of_the_node_changes_nothing(
+    siege: Siege, program: str, what: str, threats: str
+):
+    """Nor does it read a secret or hold the lock."""
+    attack = Attack(what, threats, 500_000, 30.0, 20_000)
     places = siege.node.cluster.places
-    paths = [places.kubeconfig, *places.state.iterdir(), *places.run.iterdir()]
-    assert 3 < len(paths)
+    paths = [places.root]
+    if program == "reads":
+        paths = [places.kubeconfig, *places.state.iterdir(), *places.run.iterdir()]
+        assert 3 < len(paths)
 
-    tally = await siege.withstand(attack, by_a_user(NOBODY, attack, "reads", paths))
+    tally = await siege.withstand(attack, by_a_user(NOBODY, attack, program, paths))
 
     assert 0 == tally.facts["got"]
 
@@ -78,7 +77,6 @@ async def test_another_user_of_the_node_reads_no_secret_and_holds_no_lock(siege:
         ("noise", "noise at the plugin's socket", 5_000, 50.0),
         ("bombs", "headers that swell", 2_000, 20.0),
         ("idles", "800 silent connections", 20_000, LOUD),
-        ("ids", "requests of 10,000 ids", 500, 5.0),
     ],
 )
 async def test_a_caller_whom_the_socket_lets_in_holds_up_nobody(
@@ -163,9 +161,7 @@ def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
         ("slow", "1,000 slow connections", CROWD),
         ("asked", "1,000 that have each asked once", CROWD),
         ("addresses", "slow ones from 400 addresses", CROWD),
-        ("resets", "requests that are reset", LOUD),
         ("deaf", "answers that nobody takes", 50.0),
-        ("scrapes", "metrics asked for without end", LOUD),
     ],
 )
 async def test_who_reaches_the_port_holds_up_neither_pods_nor_probes(
@@ -179,23 +175,20 @@ async def test_who_reaches_the_port_holds_up_neither_pods_nor_probes(
         assert 1_000 < tally.facts["held"]
 
 
-async def test_garbage_is_answered_shortly_and_repeats_nothing(siege: Siege):
-    attack = Attack("garbage at the web port", "20 21", 5_000, 30.0, 100.0)
-
-    tally = await siege.withstand(attack, by_a_client(siege, attack, "garbage"))
-
-    assert 0 < tally.facts["answered"]
-    assert 0 == tally.facts["wrong"]
-
-
-async def test_nobody_but_root_does_anything_over_port_or_socket(siege: Siege):
-    attack = Attack("actions by another user", "20", 5_000, 30.0, 100.0)
+@pytest.mark.parametrize(
+    ("program", "what", "threats"),
+    [("garbage", "garbage at the web port", "20 21"), ("actions", "actions by another user", "20")],
+)
+async def test_garbage_and_actions_are_answered_shortly_and_do_nothing(
+    siege: Siege, program: str, what: str, threats: str
+):
+    attack = Attack(what, threats, 5_000, 30.0, 100.0)
 
     with web_opened_to_all(siege.node.roots_door):
-        tally = await siege.withstand(attack, by_a_client(siege, attack, "actions"))
+        tally = await siege.withstand(attack, by_a_client(siege, attack, program))
 
     assert 0 < tally.facts["answered"]
-    assert 0 == tally.facts["acted"]
+    assert (0, 0) == (tally.facts["wrong"], tally.facts["acted"])
 
 
 async def test_who_fills_the_unix_socket_holds_up_nobody_and_root_is_answered(siege: Siege):
@@ -221,48 +214,3 @@ def web_opened_to_all(path: Path) -> Iterator[None]:
     finally:
         path.chmod(0o660)
         path.parent.chmod(0o750)
-
-
-# What tenants and strangers say reaches a log that people read: no word of it forges a line.
-
-LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+ +[a-z_]+\.[a-z_]+ | {2}|$")
-"""How a line of the text log begins; what belongs to the one before is indented."""
-OBEYED = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-"""What a terminal obeys."""
-FORGED = "\nforged 12:00:00 error   all.lost \x1b[2J\x1b]0;forged\x07\r\u009b31m"
-
-TEXTS = (FORGED, f"{FORGED}:;", f"GPU-0,{FORGED},1,1:;")
-
-
-def hostile(name: str, text: str) -> Json:
-    """A pod that its author bound to the node, with that text in all that the agent reads."""
-    pod = Workload(name, "", (Wish("main", 1, 256),)).pod()
-    keys = ("vgpu-devices-allocated", "vgpu-devices-to-allocate", "bind-phase", "vgpu-node")
-    pod["metadata"]["annotations"] = {f"hami.io/{key}": text for key in keys}
-    pod["spec"]["nodeName"] = NODE
-    return pod
-
-
-async def test_no_name_or_text_of_a_stranger_forges_a_line_of_the_log(table: AttackTable):
-    attack = Attack("words that forge lines of the log", "12 31", 4_000, 30.0, 400.0)
-    async with open_node(log="text", web_port=free_ports(1)[0]) as node:
-        siege, store = Siege(node, table), node.cluster.store
-
-        @contextlib.asynccontextmanager
-        async def begin(tally: AttackTally) -> AsyncIterator[None]:
-            async with siege.a_tenant() as tenant:
-                await finished(tally, "tenant", tenant.directory, "names", *attack.bounds)
-            for number, text in enumerate(TEXTS):
-                store.create("pods", hostile(f"words-{number}", text))
-            where = (f"{node.port}", node.roots_door)
-            async with at_work(tally, "webber", f"{NOBODY}", "garbage", *attack.bounds, *where):
-                yield
-            for number, _ in enumerate(TEXTS):
-                store.delete("pods", NAMESPACE, f"words-{number}")
-            await siege.until_removed(tenant)
-
-        await siege.withstand(attack, begin)
-
-        lines = [line.text for line in node.cluster.log]
-        assert 100 < len(lines)
-        assert [] == [line for line in lines if not LINE.match(line) or OBEYED.search(line)]

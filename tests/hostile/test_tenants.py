@@ -1,17 +1,16 @@
-"""What root in a container does to its directory: while it runs, and when it is gone."""
+"""What root in a container does to the node: by files that it leaves behind, a full disk, regions.
+
+tests/host/test_hookdirs_hostile.py has whatever else it does to its directory.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
 import functools
-import itertools
 import json
-import os
 import re
-import shutil
 import statistics
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -26,34 +25,14 @@ from agent.sandbox.scenario.facts import answers, ledger_on_disk
 from agent.sandbox.scenario.stage import Wish, Workload
 from agent.sandbox.store import Json
 from tests.hostile.lab.attackers import AttackTally, at_work, attacker, finished
-from tests.hostile.lab.node import NEIGHBOUR, PODS, Node, Small, Tenant, is_full, mounted, open_node
+from tests.hostile.lab.node import NEIGHBOUR, PODS, Node, Small, Tenant, is_full, open_node
 from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege, changed, snapshot
 from tests.hostile.lab.tenant import REGION
 from tests.process.agent_process import PATIENCE, comes, offers
 
-AT_WORK = 20.0
-"""Seconds that a tenant has for an attack that goes on and on."""
 
-
-def by_a_tenant(siege: Siege, attack: Attack, program: str, *words: str | Path) -> Begin:
-    """A container that runs does it, until it is stopped; then its pod ends."""
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: AttackTally) -> AsyncIterator[None]:
-        async with siege.a_tenant() as tenant:
-            where = (tenant.directory, program, *attack.bounds, *words)
-            async with at_work(tally, "tenant", *where):
-                yield
-        await siege.until_removed(tenant)
-
-    return begin
-
-
-def left_behind(siege: Siege, attack: Attack, program: str, *, kept: bool = False) -> Begin:
-    """A container has done it, and is gone: the attack is what the agent has to remove.
-
-    `kept`: no agent can remove it; it is counted and told, and root removes it.
-    """
+def left_behind(siege: Siege, attack: Attack, program: str) -> Begin:
+    """A container has done it, and is gone: the attack is what the agent has to remove."""
 
     @contextlib.asynccontextmanager
     async def begin(tally: AttackTally) -> AsyncIterator[None]:
@@ -61,128 +40,15 @@ def left_behind(siege: Siege, attack: Attack, program: str, *, kept: bool = Fals
             await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
         tally.goes_on = tenant.aside
         yield
-        if kept:
-            await siege.until_kept()
-            remove_as_root(tenant)
         await siege.until_removed(tenant)
 
     return begin
-
-
-def remove_as_root(tenant: Tenant) -> None:
-    for path in tenant.aside():
-        subprocess.run(["chattr", "-R", "-i", path], check=False, capture_output=True)  # noqa: S603, S607 -- Debian's
-        shutil.rmtree(path)
-
-
-async def test_a_tenant_that_closes_and_gives_away_its_directory_holds_up_nobody(siege: Siege):
-    attack = Attack("own directory closed, given away", "10 11", 100_000, AT_WORK, 2_000)
-
-    await siege.withstand(attack, by_a_tenant(siege, attack, "modes"))
 
 
 async def test_many_files_of_a_pod_that_is_gone_hold_up_nobody(siege: Siege, many: int):
     attack = Attack(f"{many:,} files left behind", "10 12", many, 120.0)
 
     await siege.withstand(attack, left_behind(siege, attack, "files"))
-
-
-@pytest.mark.parametrize(
-    ("program", "what", "threats", "most"),
-    [
-        ("names", "names of 255 odd bytes", "12 31", 24_000),
-        ("deep", "5,000 directories in each other", "12", 25_000),
-        ("kinds", "FIFOs, sockets, devices, 10 TiB", "9 12", 24_000),
-    ],
-)
-async def test_whatever_a_pod_leaves_behind_holds_up_nobody(
-    siege: Siege, program: str, what: str, threats: str, most: int
-):
-    attack = Attack(what, threats, most, 60.0)
-
-    await siege.withstand(attack, left_behind(siege, attack, program))
-
-
-@pytest.mark.parametrize(
-    ("program", "what", "most"),
-    [
-        ("given_away", "closed ones of another user", 2_000),
-        ("immutable", "immutable and sticky ones", 2_000),
-    ],
-)
-async def test_what_the_agent_cannot_remove_holds_up_nobody_and_is_told(
-    siege: Siege, program: str, what: str, most: int
-):
-    attack = Attack(what, "10", most, 60.0)
-
-    await siege.withstand(attack, left_behind(siege, attack, program, kept=True))
-
-
-async def test_a_tenant_that_renames_while_its_directory_is_removed_gains_nothing(siege: Siege):
-    attack = Attack("renames while it is removed", "12", 1_000_000, AT_WORK, 5_000)
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: AttackTally) -> AsyncIterator[None]:
-        """It has the directory mounted still, so that it goes on in what was set aside."""
-        async with contextlib.AsyncExitStack() as stack:
-            async with siege.a_tenant() as tenant:
-                where = (tenant.directory, "renames", *attack.bounds)
-                await stack.enter_async_context(at_work(tally, "tenant", *where))
-            tally.goes_on = tenant.aside
-            yield
-        await siege.until_removed(tenant)
-
-    await siege.withstand(attack, begin)
-
-
-async def test_a_tenant_that_links_to_what_it_does_not_own_gets_nothing(siege: Siege):
-    attack = Attack("hard links to state and sockets", "12", 200_000, AT_WORK, 20_000)
-    places = siege.node.cluster.places
-    paths = (*places.state.iterdir(), places.kubeconfig, siege.node.socket)
-
-    tally = await siege.withstand(attack, by_a_tenant(siege, attack, "links", *paths))
-
-    assert 0 == tally.facts["linked"]
-
-
-async def test_of_a_file_that_root_linked_into_a_directory_that_link_goes_alone(siege: Siege):
-    attack = Attack("hard links that root made", "12", 400, 60.0)
-    places = siege.node.cluster.places
-    targets = (places.kubeconfig, places.hook / "vgpu/libvgpu.so", siege.node.neighbour / "mine")
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: AttackTally) -> AsyncIterator[None]:
-        async with siege.a_tenant() as tenant:
-            for number in range(attack.most):
-                os.link(targets[number % len(targets)], tenant.directory / f"{number}")
-                tally.tries += 1
-        yield
-        await siege.until_removed(tenant)
-
-    await siege.withstand(attack, begin)
-
-
-async def test_what_is_mounted_in_a_directory_is_not_touched(siege: Siege):
-    attack = Attack("a mount point inside", "12", 1, 60.0)
-    victim = siege.node.cluster.places.root / "victim"
-    (victim / "in").mkdir(parents=True)
-    (victim / "in" / "file").write_text("mine")
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: AttackTally) -> AsyncIterator[None]:
-        with contextlib.ExitStack() as stack:
-            async with siege.a_tenant() as tenant:
-                (tenant.directory / "a" / "b").mkdir(parents=True)
-                stack.enter_context(mounted(victim, tenant.directory / "a" / "b"))
-                tally.tries += 1
-            tally.goes_on = tenant.aside
-            yield
-            await siege.until_kept()
-            assert "mine" == (victim / "in" / "file").read_text()
-        remove_as_root(tenant)
-        await siege.until_removed(tenant)
-
-    await siege.withstand(attack, begin)
 
 
 # A container fills the file system that its directory lies on, with bytes or with inodes.
@@ -377,8 +243,6 @@ def is_said(one: dict[str, Any], why: str | None) -> bool:
 
 AT_ONCE = 3
 """Forged pods that wait for the kubelet at any time."""
-BIG = 8
-"""Pods of a megabyte: more bytes than one answer of the API server may have."""
 
 
 async def test_forged_pods_under_ever_new_names_are_no_storm_at_the_api_server(siege: Siege):
@@ -463,46 +327,4 @@ def forged(name: str, uuid: str) -> Json:
         "hami.io/vgpu-node": NODE,
         "hami.io/bind-time": "1",
     }
-    return pod
-
-
-async def test_pods_of_a_megabyte_blind_nobody(siege: Siege):
-    attack = Attack("eight pods of 1.1 MB, again and again", "8", 400, 30.0)
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: AttackTally) -> AsyncIterator[None]:
-        store = siege.node.cluster.store
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(bloat(siege.node, tally))
-            yield
-            task.cancel()
-        for number in range(BIG):
-            store.delete("pods", NAMESPACE, f"big-{number}")
-
-    await siege.withstand(attack, begin)
-
-
-async def bloat(node: Node, tally: AttackTally) -> None:
-    """The pods are there, and one of them changes now and then, so that it is told anew."""
-    store = node.cluster.store
-    for number in range(BIG):
-        long = [{"name": "LONG", "value": "x" * 1_100_000}]
-        notes = {"hami.io/bind-phase": "x" * 255_000}
-        pod = {
-            "metadata": {"name": f"big-{number}", "namespace": NAMESPACE, "annotations": notes},
-            "spec": {"nodeName": NODE, "containers": [{"name": "main", "env": long}]},
-        }
-        store.create("pods", pod)
-        tally.tries += 1
-    for number in itertools.count():
-        await asyncio.sleep(0.2)
-        name = f"big-{number % BIG}"
-        label = {"turn": f"{number}"}
-        store.update("pods", NAMESPACE, name, functools.partial(labelled, label))
-        tally.tries += 1
-
-
-def labelled(label: dict[str, str], pod: Json) -> Json:
-    """The pod with this label alone."""
-    pod["metadata"]["labels"] = label
     return pod

@@ -133,7 +133,7 @@ async def test_a_deletion_with_grace_marks_and_only_a_shorter_one_counts(server:
     assert [(20, True), (5, True), (5, True), (1, True)] == [
         await delete(grace) for grace in (20, 5, 25, -1)
     ]
-    last = await server.admin.have("DELETE", f"{path}?gracePeriodSeconds=0")
+    last = (await deleted(server, path, gracePeriodSeconds=0)).body
     assert 0 == last["metadata"]["deletionGracePeriodSeconds"]
     assert 404 == (await server.admin.ask("GET", path)).code
 

@@ -100,7 +100,7 @@ async def test_of_both_plugins_the_first_keeps_the_node(site):
 
 
 async def look_again(site, namespace, label):
-    """As deploy/README.md says: the scheduler leaves a pod that waits alone for up to 5 minutes.
+    """As GUIDE.md says: the scheduler leaves a pod that waits alone for up to 5 minutes.
 
     It looks again when a pod is gone that all terms of the anti-affinity match, and each of ours
     matches another plugin.
@@ -155,7 +155,7 @@ BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def typed_in_the_document():
     """The commands of a switch, as words: those that look, and those that switch."""
-    (section,) = SECTION.findall((SOURCE / "deploy/README.md").read_text())
+    (section,) = SECTION.findall((SOURCE / "GUIDE.md").read_text())
     looks, switches, _ = BLOCK.findall(section)
     blocks = (block.replace("\\\n", " ").splitlines() for block in (looks, switches))
     return [[shlex.split(line) for line in lines] for lines in blocks]

@@ -109,22 +109,22 @@ async def test_kubectl_has_the_command_and_its_flags(typed, words):
 
 
 async def test_the_manifests_are_applied_started_anew_and_deleted(server, typed):
-    await typed(line("deploy/README.md", "kubectl apply -f deploy/manifests"))
+    await typed(line("GUIDE.md", "kubectl apply -f deploy/manifests"))
     before = await server.admin.have("GET", f"{APPS}/hami-agent")
     assert "hami-agent" in await names(server, f"{SYSTEM}/serviceaccounts")
 
-    await typed(line("deploy/README.md", "rollout restart"))
+    await typed(line("GUIDE.md", "rollout restart"))
     after = await server.admin.have("GET", f"{APPS}/hami-agent")
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
 
-    text = (SOURCE / "deploy/README.md").read_text()
+    text = (SOURCE / "GUIDE.md").read_text()
     (delete,) = re.findall(r"`(kubectl delete -f deploy/manifests)`", text)
     await typed(delete)
     assert "hami-agent" not in await names(server, APPS)
 
 
 async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
-    send = line("deploy/README.md", "deploy/doctor.yaml", "kubectl apply")
+    send = line("GUIDE.md", "deploy/doctor.yaml", "kubectl apply")
 
     said = await typed(send)
 
@@ -135,19 +135,18 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
     assert "registry.example:5000/gpu/hami-agent:0.1.0" == container["image"]
 
     # Nobody is there to confirm that the container ended.
-    await typed(f"{line('deploy/README.md', 'delete -f deploy/doctor.yaml')} --wait=false")
+    await typed(f"{line('GUIDE.md', 'delete -f deploy/doctor.yaml')} --wait=false")
     await server.admin.ask("DELETE", f"{SYSTEM}/pods/hami-agent-doctor", {"gracePeriodSeconds": 0})
     await until_gone(server, f"{SYSTEM}/pods", "hami-agent-doctor")
     assert "hami-agent-doctor" not in await names(server, f"{SYSTEM}/serviceaccounts")
 
 
-@pytest.mark.parametrize("document", ["systemd/README.md", "deploy/README.md"])
-async def test_what_stays_on_a_node_is_taken_off_it(server, typed, document):
+async def test_what_stays_on_a_node_is_taken_off_it(server, typed):
     written = (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)
     notes = dict.fromkeys(written, "Reported")
     await server.admin.have("PATCH", NODE_PATH, marks(**notes, kept="1"))
 
-    remove = line(document, "kubectl annotate node NAME")
+    remove = line("GUIDE.md", "kubectl annotate node NAME")
     await typed(remove.replace("NAME", NODE))
 
     held = notes_of(await server.admin.have("GET", NODE_PATH))
@@ -155,7 +154,7 @@ async def test_what_stays_on_a_node_is_taken_off_it(server, typed, document):
     assert not notes.keys() & held.keys()
 
 
-@pytest.mark.parametrize("document", ["RUNBOOK.md", "systemd/README.md", "deploy/README.md"])
+@pytest.mark.parametrize("document", ["RUNBOOK.md", "GUIDE.md"])
 async def test_a_condition_that_stayed_is_removed(server, typed, document):
     condition = {"type": "GpuDegraded", "status": "True", "reason": "r", "message": "m"}
     ready = {"type": "Ready", "status": "True", "reason": "r", "message": "m"}

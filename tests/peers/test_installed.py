@@ -48,7 +48,7 @@ WRITABLE = {
     "/var/lib/hami-agent",
     "/var/lib/kubelet/device-plugins",
 }
-"""As deploy/README.md lists them."""
+"""As GUIDE.md lists them."""
 RUNTIMES_OWN = ("/dev", "/proc", "/sys/fs/cgroup", "/etc/hosts", "/host/sys/fs/cgroup/")
 """Every container has them; the last is what a runtime without recursive read-only mounts leaves
 writable where each controller of cgroup v1 is a mount of its own."""
@@ -56,11 +56,11 @@ writable where each controller of cgroup v1 is a mount of its own."""
 AGENTS = "/api/v1/namespaces/kube-system/pods"
 
 GAP = 5.0
-"""Seconds without slices while the image changes, as deploy/README.md says."""
+"""Seconds without slices while the image changes, as GUIDE.md says."""
 
 WRITTEN = (annotations.REGISTER, annotations.SCORE)
 LEFT = {"/run/hami-agent", "/usr/local/vgpu", "/var/lib/hami-agent"}
-"""As deploy/README.md says."""
+"""As GUIDE.md says."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -264,7 +264,7 @@ async def test_the_documented_command_waits_for_the_agent_of_a_node_and_cleans_a
 ):
     (line,) = [
         one
-        for one in told("deploy/README.md")
+        for one in told("GUIDE.md")
         if one.startswith("hami-agent uninstall --") and "--kubeconfig" in one
     ]
     plane = confined.server.plane
@@ -294,9 +294,7 @@ async def test_an_account_that_was_left_behind_loses_its_rights_by_one_command(
     confined, binaries, tmp_path
 ):
     (line,) = [
-        one
-        for one in told("deploy/README.md")
-        if one.startswith("kubectl delete clusterrolebinding")
+        one for one in told("GUIDE.md") if one.startswith("kubectl delete clusterrolebinding")
     ]
     await confined.job.have("GET", NODES)
     environ = {

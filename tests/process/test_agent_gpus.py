@@ -3,81 +3,49 @@
 import asyncio
 import json
 import statistics
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
-from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_node
+from tests.process.driver_node import GPUS, LIMIT, SLICES, a_node
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
 
 
 # A whole agent on the real pynvml and a library of ours that hangs: the agent never does.
 
-HANG = 20.0
 PROBE = 1.0
 """Seconds: a page that waits for a call to the driver takes the two of its deadline."""
 
 
-@dataclass
-class WatchedAgent:
-    """What was seen of an agent whose driver hung. `refused_at`: seconds after it began to.
-
-    `early`, `later`: the seconds of each page before a slice was refused, and after.
-    """
-
-    answered: int = 0
-    refused_at: float | None = None
-    refusal: str = ""
-    most_threads: int = 0
-    ready: set[int] = field(default_factory=set)
-    early: list[float] = field(default_factory=list)
-    later: list[float] = field(default_factory=list)
-
-
-async def watch(node: DriverNode, seconds: float) -> WatchedAgent:
-    """Ask the agent everything again and again: pages, and slices until one is refused."""
-    seen, loop = WatchedAgent(), asyncio.get_running_loop()
-    begun = loop.time()
-    while loop.time() - begun < seconds:
-        asked = loop.time()
-        live, words = await node.page("/livez")
-        lives = loop.time()
-        assert 200 == live, words
-        seen.ready.add((await node.page("/readyz"))[0])
-        pages = seen.early if seen.refused_at is None else seen.later
-        pages += [lives - asked, loop.time() - lives]
-        if seen.refused_at is None:
-            seen.refusal = await node.allocate(SLICES[1 + seen.answered])
-            seen.answered += not seen.refusal
-            seen.refused_at = loop.time() - begun if seen.refusal else None
-        seen.most_threads = max(seen.most_threads, node.threads)
-        await asyncio.sleep(0.3)
-    return seen
-
-
-@pytest.mark.slow
-async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_the_reason(library):
+async def test_a_library_that_hangs_holds_up_no_page_and_refuses_with_the_reason(library):
     async with a_node(library) as node:
         assert "" == await node.allocate(SLICES[0])
         assert await comes(lambda: node.stub.inside == 0)
-        threads = node.threads
+        threads, loop = node.threads, asyncio.get_running_loop()
+        refusals, pages = list[str](), list[float]()
         node.stub.hang()
-        seen = await watch(node, HANG)
+        begun = loop.time()
+        while len(refusals) < 3:
+            asked = loop.time()
+            live, words = await node.page("/livez")
+            assert 200 == live, words
+            await node.page("/readyz")
+            pages.append(loop.time() - asked)
+            said = await node.allocate(SLICES[len(pages)])
+            assert said or (not refusals and loop.time() - begun < PATIENCE)
+            refusals += [said] * bool(said)
+            assert node.threads <= threads + GPUS + 2  # the driver's own, and a slow one's
+            await asyncio.sleep(0.3)
 
-        assert seen.answered >= 1
-        assert seen.refused_at is not None
-        assert LIMIT <= seen.refused_at
+        assert LIMIT <= loop.time() - begun
         # In the middle: a single page may be late on a busy machine, with any driver.
-        assert statistics.median(seen.early) < PROBE, seen.early
-        assert statistics.median(seen.later) < PROBE, seen.later
-        assert "the driver has not answered for its GPU" in seen.refusal
-        assert "HA-4005" in seen.refusal
+        assert statistics.median(pages) < 2 * PROBE, pages
+        for words in ("the driver has not answered for its GPU", "HA-4005"):
+            assert words in refusals[0]
         assert 0 == node.cluster.allocatable()
-        assert seen.most_threads <= threads + GPUS + 2  # the driver's own, and a slow one's
 
         node.stub.hang(hung=False)
         assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)

@@ -14,17 +14,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
-import grpc
 import pytest
 
-from agent.host.system import MACHINE_ID, read_id
-from agent.ledger import Ledger, State
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running, pod_facts
 from agent.sandbox.scenario.stage import Wish, Workload
-from agent.state import CURRENT, encode_state
-from tests.builders import G1, G2, NOON, a_row
-from tests.fakes.grpc_messages import GrpcPlugin
 from tests.process.agent_process import (
     ENVIRON,
     PATIENCE,
@@ -38,22 +32,6 @@ from tests.process.agent_process import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
-
-
-def sockets(cluster):
-    return {path.name for path in cluster.places.plugins.glob("*.sock")}
-
-
-async def test_sigterm_ends_it_with_0_and_takes_its_socket_away():
-    async with open_cluster(options()) as opened:
-        cluster = await started(opened)
-        assert 2 == len(sockets(cluster))
-
-        code = await cluster.stop_agent()
-
-        assert 0 == code
-        assert {"kubelet.sock"} == sockets(cluster)
-        assert ["agent.stopped"] == [line.event for line in cluster.log if line.event][-1:]
 
 
 async def test_a_second_instance_stands_by_and_takes_over():
@@ -124,28 +102,12 @@ async def test_settings_are_followed_and_the_last_good_ones_start_the_next_agent
 
         assert await comes(is_copied)
         assert 0 == await cluster.stop_agent()
+        assert {"kubelet.sock"} == {path.name for path in cluster.places.plugins.glob("*.sock")}
+        assert ["agent.stopped"] == [line.event for line in cluster.log if line.event][-1:]
         config.write_text("sharing: {splitCuont: 6}")
         await started(cluster, slices=6)
         (line,) = cluster.log.of("config.rejected")
         assert f"{config}:1:" in str(line.fields)
-
-
-async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from_the_ledger():
-    still_young = NOON.replace(year=9999)
-    row = a_row(slice_ids=(f"{G2}-0",), offered=True, answered_at=still_young)
-    async with open_cluster(options("--fence", "prestart")) as opened:
-        state = State(machine_id=read_id(MACHINE_ID), ledger=Ledger((row,)))
-        opened.places.state.mkdir(parents=True, exist_ok=True)
-        (opened.places.state / CURRENT).write_bytes(encode_state(state))
-        cluster = await started(opened)
-        (endpoint,) = sockets(cluster) - {"kubelet.sock"}
-        plugin = GrpcPlugin(cluster.places.plugins / endpoint)
-
-        assert (await asyncio.to_thread(plugin.options)).pre_start_required
-        with pytest.raises(grpc.RpcError, match="HA-4006"):
-            await asyncio.to_thread(plugin.pre_start, list(row.slice_ids))
-        await asyncio.to_thread(plugin.pre_start, [f"{G1}-0"])
-        plugin.close()
 
 
 # Bad input at the start: one sentence that says where, and the right exit code.
@@ -242,18 +204,6 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
             )
         ),
     ],
-    ids=[
-        "no kubeconfig",
-        "no way to look at the kubeconfig",
-        "unknown profile",
-        "no state directory",
-        "no run directory",
-        "no driver",
-        "no way to look at the driver",
-        "a driver that is a link to itself",
-        "a driver for another architecture",
-        "a library that is no driver's",
-    ],
 )
 def test_what_cannot_be_used_has_its_exit_code_and_is_named(
     flags, tmp_path, changed: dict[str, str], code: int, said: str
@@ -316,23 +266,6 @@ async def test_who_squats_the_port_keeps_nobody_from_the_socket_and_is_told():
             assert cluster.web_address is not None
 
 
-async def test_what_lies_in_the_place_of_the_socket_keeps_nobody_from_the_port():
-    async with open_cluster(options()) as cluster:
-        path = cluster.places.run / "api.sock"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("mine")
-        await cluster.start_agent()
-        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-        address = cluster.web_address or ""
-
-        said = f"[!]web_socket degraded: {path} cannot be bound"
-        assert await told(said, lambda: over_tcp(address)), cluster.log.last(20)
-
-        path.unlink()
-        assert await told("[+]web_socket ok", lambda: over_tcp(address)), cluster.log.last(20)
-        assert "[+]web ok" in await over_unix(path)
-
-
 async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
     """Whether the page says so in time."""
     with contextlib.suppress(TimeoutError):
@@ -341,10 +274,6 @@ async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
                 await asyncio.sleep(0.05)
             return True
     return False
-
-
-async def over_tcp(address: str) -> str:
-    return (await fetch(address, "/readyz?verbose")).text
 
 
 async def over_unix(path: Path) -> str:
@@ -422,24 +351,6 @@ def test_messages_that_cannot_be_written_change_no_exit_code(where: str):
     assert 2 == shell(f"{AGENT} decode {where}")[0]
     code, answer, _ = shell(f"{AGENT} version {where}")
     assert (0, "hami-agent ") == (code, answer[:11])
-
-
-@pytest.mark.parametrize(
-    ("source", "code", "says"),
-    [
-        ("< /dev/null", 2, "hami-agent decode: nothing to decode"),
-        (
-            "<<< $'\\xff\\xfe'",
-            1,
-            "hami-agent decode: this is not the value of one of HAMi's annotations",
-        ),
-    ],
-)
-def test_an_input_that_is_no_text_is_one_sentence(source: str, code: int, says: str):
-    found, answer, said = shell(f"{AGENT} decode {source}")
-
-    assert (code, "", 1) == (found, answer, len(said.splitlines()))
-    assert said.startswith(says)
 
 
 def test_a_file_is_checked_from_standard_input():

@@ -1,4 +1,4 @@
-"""What SETTINGS.md and MIGRATION.md tell to type works, as it stands there."""
+"""What SETTINGS.md and GUIDE.md tell to type works, as it stands there."""
 
 import json
 import re
@@ -59,11 +59,11 @@ def test_all_files_of_a_node_are_checked_together(tmp_path: Path):
     assert [["sharing.splitCount", "5"], ["sharing.memoryScaling", "1.5"]] == shown[-3:-1]
 
 
-MIGRATION_TEXT = (ROOT / "MIGRATION.md").read_text()
+GUIDE = (ROOT / "GUIDE.md").read_text()
 
 
 def test_an_annotation_is_decoded():
-    (line,) = re.findall(r"^hami-agent (decode .+)$", MIGRATION_TEXT, re.MULTILINE)
+    (line,) = re.findall(r"^hami-agent (decode .+)$", GUIDE, re.MULTILINE)
 
     decoded = run(*shlex.split(line))
 

@@ -28,10 +28,10 @@ PODS = [f"busy-{n}" for n in range(5)]
 
 
 @contextlib.asynccontextmanager
-async def watched(folder: Path, names: str) -> AsyncIterator[tuple[SandboxCluster, Prometheus]]:
+async def watched(folder: Path) -> AsyncIterator[tuple[SandboxCluster, Prometheus]]:
     """A node whose five containers are busy, scraped as HAMi's monitor and scheduler were."""
     async with open_cluster(options(gpus=2)) as cluster:
-        cluster.places.config.write_text(f"metrics: {{hami: {names}}}\n")
+        cluster.places.config.write_text("metrics: {hami: both}\n")
         await started(cluster, slices=20)
         for number, pod in enumerate(PODS):
             cluster.submit(Workload(pod, "", (Wish("main", 1, 1024),)).pod())
@@ -64,7 +64,7 @@ async def test_each_expression_about_what_the_monitor_served_has_data(tmp_path: 
     agents = served_by_agents()
     ours = [one for one in asked() if series_of(one[1]) & agents]
     assert len(ours) == 7
-    async with watched(tmp_path, "current") as (_, prometheus):
+    async with watched(tmp_path) as (_, prometheus):
         assert [] == [one for one in ours if not await prometheus.until(one[1])]
         assert [] == [
             (series, label)
@@ -82,7 +82,10 @@ async def test_each_expression_about_what_the_monitor_served_has_data(tmp_path: 
             '100 * hami_vgpu_memory_used_bytes{pod="busy-4"} / hami_vgpu_memory_limit_bytes'
         )
         assert 100 * 712 / 1024 == float(full["value"][1])
-        assert [] == await prometheus.query("vGPU_device_memory_usage_in_bytes")
+        # The older names have data, too.
+        assert 7 == len(legacy_names())
+        assert [] == [one for one in legacy_names() if not await prometheus.until(one)]
+        assert await prometheus.until("count(Device_memory_desc_of_container) == 5")
 
 
 def test_what_only_the_scheduler_serves_is_never_served_by_the_agents():
@@ -91,11 +94,3 @@ def test_what_only_the_scheduler_serves_is_never_served_by_the_agents():
 
     assert {"hami_gpu_memory_limit_bytes", "hami_gpu_shared_count"} < theirs
     assert all(name.startswith(("hami_gpu_", "hami_node_")) for name in theirs)
-
-
-async def test_the_older_names_have_data_too(tmp_path: Path):
-    assert len(legacy_names()) == 7
-    async with watched(tmp_path, "legacy") as (_, prometheus):
-        assert [] == [one for one in legacy_names() if not await prometheus.until(one)]
-        assert await prometheus.until("count(Device_memory_desc_of_container) == 5")
-        assert [] == await prometheus.query("hami_vgpu_memory_used_bytes")

@@ -88,7 +88,7 @@ def test_the_changelog_says_what_this_version_is():
 @pytest.mark.parametrize(
     "name",
     [
-        *("pyproject.toml", "README.md", "RUNBOOK.md", "LICENSE", "CHANGELOG.md"),
+        *("pyproject.toml", "README.md", "GUIDE.md", "RUNBOOK.md", "LICENSE", "CHANGELOG.md"),
         "agent/__main__.py",
         *("systemd/install", "systemd/hami-agent.service", "protos/deviceplugin.proto"),
         *("deploy/chart/hami-agent/values.yaml", "deploy/manifests/daemonset.yaml"),
@@ -144,9 +144,3 @@ def test_the_image_runs_and_is_the_one_that_was_built_twice(release: Path, bundl
     assert facts["digest"] == opened(release / f"{NAME}-{MACHINE}.oci.tar").digest
     assert (0, "") == (said.returncode, said.stderr)
     assert __version__ == json.loads(said.stdout)["data"]["version"]
-
-
-def test_every_claim_of_the_sandbox_holds_in_the_image(bundle: Bundle):
-    played = bundle.run("sandbox", writable=["/tmp"])  # noqa: S108 -- inside the container
-
-    assert 0 == played.returncode, played.stdout + played.stderr

@@ -14,14 +14,12 @@ from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
 from agent.sandbox.scheduler.model import (
     BadWeightsError,
     GpuView,
-    Load,
     RegisteredNode,
     SchedulerSettings,
     Steering,
-    parse_quantity,
     read_steering,
 )
-from agent.sandbox.scheduler.registry import Registry, Version, decode, read_offer
+from agent.sandbox.scheduler.registry import Registry, Version, read_offer
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import review_pod
 from agent.sandbox.store import Json, ObjectStore
@@ -31,38 +29,6 @@ from tests.fakes.scheduler_cluster import REGISTER, FakeCluster, register_of, sc
 from tests.fakes.scheduler_vectors import build_pod
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("5", 5),
-        ("1k", 1000),
-        ("2Ki", 2048),
-        ("500m", None),
-        ("2000m", 2),
-        ("1.5", None),
-        ("-3", -3),
-        ("", None),
-        ("much", None),
-    ],
-)
-def test_a_quantity_is_a_whole_number_or_nothing(text: object, expected: int | None) -> None:
-    assert expected == parse_quantity(text)
-
-
-def test_a_pod_counts_by_the_greater_of_its_init_peak_and_its_sum() -> None:
-    groups = [
-        [Share(A, 8000, 50)],
-        [Share(A, 3000, 60), Share(B, 100, 1)],
-        [Share(A, 1000, 10)],
-        [Share(A, 2000, 20)],
-    ]
-
-    during, after = Reservation("n", groups, 2), Reservation("n", groups, 2, is_past_init=True)
-
-    assert {A: Load(2, 8000, 60), B: Load(1, 100, 1)} == during.loads()
-    assert {A: Load(2, 3000, 30)} == after.loads()
 
 
 def placed(*ends: int | None, **metadata: str) -> dict[str, object]:
@@ -184,47 +150,37 @@ async def test_a_changed_annotation_is_seen_within_fifteen_seconds() -> None:
 
 # ResourceQuotas as HAMi counts them: what pods of a namespace hold, against two limits.
 
-MEMORY, CORES = "limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"
 
-
-def quota(name: str, namespace: str = "default", **hard: object) -> Json:
-    keys = {"memory": MEMORY, "cores": CORES}
-    limits = {keys.get(key, key): value for key, value in hard.items()}
-    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"hard": limits}}
-
-
-def holding(memory_mib: int, cores: int, namespace: str = "default") -> Usage:
-    usage = Usage()
-    groups = [[Share(A, memory_mib, cores)]]
-    usage.reserve("u", Reservation("n1", groups, 0, namespace=namespace))
-    return usage
-
-
-def asked(count: int, memory_mib: int, cores: int = 0) -> Json:
-    limits = {"nvidia.com/gpu": count, "nvidia.com/gpumem": memory_mib}
-    limits["nvidia.com/gpucores"] = cores
-    return {"name": f"c{memory_mib}", "limits": limits}
+def quota(name: str, **hard: object) -> Json:
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": {"hard": hard}}
 
 
 @pytest.mark.parametrize(
-    ("usage", "factor", "asked_for", "fits"),
+    ("namespace", "factor", "asked_for", "fits"),
     [
-        (holding(1000, 20), 1, ("default", 500, 30), True),
-        (holding(1000, 20), 1, ("default", 501, 0), False),
-        (holding(1000, 20), 1, ("default", 0, 31), False),
-        (holding(1000, 20, "other"), 1, ("default", 1500, 0), True),
-        # The factor multiplies the limit of the memory.
-        (holding(0, 0), 4, ("default", 6001, 0), False),
-        (holding(0, 0), 4, ("default", 0, 51), False),
+        ("default", 1, (500, 30), True),
+        ("default", 1, (501, 0), False),
+        ("default", 1, (0, 31), False),
+        ("other", 1, (1500, 50), True),
+        # The factor multiplies the limit of the memory alone.
+        ("default", 4, (5000, 30), True),
+        ("default", 4, (5001, 0), False),
     ],
 )
 def test_what_a_namespace_holds_and_what_is_asked_may_reach_the_limit(
-    usage: Usage, factor: int, asked_for: tuple[str, int, int], *, fits: bool
+    namespace: str, factor: int, asked_for: tuple[int, int], *, fits: bool
 ) -> None:
-    quotas = Quotas(usage, factor)
-    quotas.see("ADDED", quota("q", memory=1500, cores=50))
+    usage = Usage()
+    usage.reserve("u", Reservation("n1", [[Share(A, 1000, 20)]], 0, namespace=namespace))
+    quotas, cores = Quotas(usage, factor), {"limits.nvidia.com/gpucores": 50}
+    quotas.see("ADDED", quota("q", **cores, **{"limits.nvidia.com/gpumem": 1500}))
 
-    assert fits == quotas.fits(*asked_for)
+    assert fits == quotas.fits("default", *asked_for)
+
+
+def asked(count: int, memory_mib: int) -> Json:
+    limits = {"nvidia.com/gpu": count, "nvidia.com/gpumem": memory_mib}
+    return {"name": f"c{memory_mib}", "limits": limits}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +195,7 @@ def test_what_a_namespace_holds_and_what_is_asked_may_reach_the_limit(
 )
 def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
     quotas = Quotas(Usage(), 1)
-    quotas.see("ADDED", quota("q", memory=1000))
+    quotas.see("ADDED", quota("q", **{"limits.nvidia.com/gpumem": 1000}))
     offer = read_offer({REGISTER: register_of("GPU-a", "GPU-b")})
     assert offer is not None
     nodes = {"n1": offer.state("n1", {})}
@@ -310,26 +266,21 @@ def test_weights_are_refused_in_the_words_of_hami(text: str, detail: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wish", "admitted"),
+    ("wish", "text", "admitted"),
     [
-        ({"nvidia.com/vgpu-mode": ""}, False),
-        ({"nvidia.com/vgpu-mode": "mig,hami-core"}, True),
-        ({"nvidia.com/use-gputype": " "}, True),
-        ({"nvidia.com/use-gputype": " , "}, False),
-        ({"nvidia.com/use-gputype": "t4"}, True),
+        ("vgpu-mode", "", False),
+        ("vgpu-mode", "mig,hami-core", True),
+        ("use-gputype", " ", True),
+        ("use-gputype", " , ", False),
+        ("use-gputype", "t4", True),
+        ("use-gpuuuid", "", True),
+        ("use-gpuuuid", ",", False),
+        ("use-gpuuuid", " GPU-a ,x", True),
     ],
 )
-def test_an_empty_mode_or_a_list_of_commas_alone_admits_no_type(
-    wish: dict[str, str], *, admitted: bool
-) -> None:
-    assert admitted == steering(**wish).admits_type(gpu(UUIDS[0]))
-
-
-@pytest.mark.parametrize(("text", "admitted"), [("", True), (",", False), (" GPU-a ,x", True)])
-def test_a_list_of_commas_alone_admits_no_uuid(text: str, *, admitted: bool) -> None:
-    wish = steering(**{"nvidia.com/use-gpuuuid": text})
-
-    assert admitted == wish.admits_uuid(gpu(UUIDS[0]))
+def test_a_list_of_commas_alone_admits_no_gpu(wish: str, text: str, *, admitted: bool) -> None:
+    found = steering(**{f"nvidia.com/{wish}": text})
+    assert admitted == (found.admits_type(gpu(UUIDS[0])) and found.admits_uuid(gpu(UUIDS[0])))
 
 
 LINKED = RegisteredNode(
@@ -381,7 +332,6 @@ HEALTHY, ILL = JSON % ',"health":true', JSON % ""
 COLON = "GPU-a,10,1,100,NVIDIA-T4,0,%s,0,hami-core:"
 SEVEN = "GPU-a,10,1,100,NVIDIA-T4,0,%s:"
 SECOND = dt.timedelta(seconds=1)
-LATER = (Version.V2_8, Version.V2_9, Version.V2_10)
 
 
 def a_node(register: str, handshake: str = "", allocatable: str = "10") -> dict[str, Any]:
@@ -402,102 +352,63 @@ def offered(registry: Registry) -> bool | None:
     return None if state is None else state.gpus[0].capacity.healthy
 
 
-@pytest.mark.parametrize("version", Version)
-def test_each_version_reads_its_own_form_and_no_other(version: Version) -> None:
-    texts = {HEALTHY, COLON % "true", SEVEN % "true"}
-    read = {text for text in texts if decode(text, version) is not None}
-
-    if version.reads_json:
-        assert {HEALTHY} == read
-    else:
-        assert {SEVEN % "true", COLON % "true"} == read
-
-
-def test_up_to_2_7_1_every_stamp_is_a_reason_to_read() -> None:
-    registry = Registry(Version.V2_7)
-
-    writes = registry.ingest(a_node(COLON % "true", "Reported x"), START)
-    assert {HANDSHAKE: stamped("Requesting", 0)} == writes
-    registry.ingest(a_node(COLON % "false", stamped("Requesting", 0)), START)
-    assert offered(registry)
-    registry.ingest(a_node(COLON % "false", "Reported y"), START)
-    assert offered(registry) is False
-
-
-def test_up_to_2_7_1_a_minute_of_silence_drops_the_node_until_it_speaks() -> None:
-    registry = Registry(Version.V2_7)
-    text = COLON % "true"
-    registry.ingest(a_node(text, "Reported x"), START)
-
-    assert {} == registry.ingest(a_node(text, stamped("Requesting", 59)), START)
-    assert {HANDSHAKE: stamped("Deleted", 0)} == registry.ingest(
-        a_node(text, stamped("Requesting", 60)), START
-    )
-    assert offered(registry) is None
-    registry.ingest(a_node(text, stamped("Deleted", 600)), START)
-    assert offered(registry) is None
-    registry.ingest(a_node(text, "Reported y"), START)
-    assert offered(registry)
-
-
 REQUESTED = stamped("Requesting", 600)
+ASKED, DROPPED = stamped("Requesting", 0), stamped("Deleted", 0)
+GOOD, BAD = COLON % "true", COLON % "false"
+V7, V8, V9, V10 = Version
 
 
 @pytest.mark.parametrize(
-    ("version", "node", "writes", "is_read"),
+    ("version", "steps"),
     [
-        # 2.8 reads again when the count changed, and for no other reason.
-        (Version.V2_8, a_node(ILL, "Reported x"), {}, False),
-        (Version.V2_8, a_node(ILL, "Reported x", "9"), {}, True),
-        # 2.9 also does when the handshake is gone, but not for the text.
-        (Version.V2_9, a_node(ILL, REQUESTED), {}, False),
-        (Version.V2_9, a_node(ILL), {HANDSHAKE: stamped("Requesting", 0)}, True),
-        # It takes a dropped node back after a minute.
-        (Version.V2_9, a_node(ILL, stamped("Deleted", 59)), {}, False),
+        # Up to 2.7.1 every stamp of the agent is a reason to read, and no other form is read.
+        (V7, [(GOOD, "Reported x", "10", ASKED, True), (BAD, ASKED, "10", "", True)]),
+        (V7, [(GOOD, "Reported x", "10", ASKED, True), (BAD, "Reported y", "10", ASKED, False)]),
+        (V7, [(SEVEN % "true", "Reported x", "10", ASKED, True)]),
+        (V7, [(HEALTHY, "Reported x", "10", "", None)]),
+        (V8, [(GOOD, "Reported x", "10", "", None)]),
+        # A minute of silence drops the node until it speaks again.
         (
-            Version.V2_9,
-            a_node(ILL, stamped("Deleted", 60)),
-            {HANDSHAKE: stamped("Requesting", 0)},
-            True,
+            V7,
+            [
+                (GOOD, "Reported x", "10", ASKED, True),
+                (GOOD, stamped("Requesting", 59), "10", "", True),
+                (GOOD, stamped("Requesting", 60), "10", DROPPED, None),
+                (GOOD, stamped("Deleted", 600), "10", "", None),
+                (GOOD, "Reported y", "10", ASKED, True),
+            ],
         ),
+        # 2.8 reads again when the count changed, and for no other reason.
+        (V8, [(HEALTHY, "", "10", "", True), (ILL, "Reported x", "10", "", True)]),
+        (V8, [(HEALTHY, "", "10", "", True), (ILL, "Reported x", "9", "", False)]),
+        # 2.9 also does when the handshake is gone, but not for the text.
+        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, REQUESTED, "10", "", True)]),
+        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, "", "10", ASKED, False)]),
+        # It takes a dropped node back after a minute.
+        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, stamped("Deleted", 59), "10", "", True)]),
+        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, stamped("Deleted", 60), "10", ASKED, False)]),
         # 2.10 reads a changed text.
-        (Version.V2_10, a_node(ILL, REQUESTED), {}, True),
+        (V10, [(HEALTHY, "", "10", ASKED, True), (ILL, REQUESTED, "10", "", False)]),
+        # A node without slices is dropped and marked as the version does.
+        (V8, [(HEALTHY, ASKED, "10", "", True), (HEALTHY, ASKED, "0", DROPPED, None)]),
+        (V9, [(HEALTHY, ASKED, "10", "", True), (HEALTHY, ASKED, "0", DROPPED, None)]),
+        (V10, [(HEALTHY, ASKED, "10", "", True), (HEALTHY, ASKED, "0", None, None)]),
+        (V10, [(HEALTHY, REQUESTED, "0", "", None)]),
+        # A text that is not read leaves what was on offer.
+        (V10, [(HEALTHY, "", "10", ASKED, True), ("no", "", "9", ASKED, True)]),
+        (V9, [(HEALTHY, "", "10", ASKED, True), ("no", "", "9", "", True)]),
+        (V8, [(HEALTHY, "", "10", "", True), ("no", "", "9", "", True)]),
+        (V7, [(GOOD, "Reported x", "10", ASKED, True), ("no", "Reported y", "9", "", True)]),
     ],
 )
-def test_each_later_version_has_its_reasons_to_read_again(
-    version: Version, node: dict[str, Any], writes: object, *, is_read: bool
+def test_each_version_has_its_reasons_to_read_a_node_and_to_drop_it(
+    version: Version, steps: list[tuple[str, str, str, str | None, bool | None]]
 ) -> None:
+    """Steps: register, handshake, slices; the handshake that is written ("": none), what is on
+    offer (None: nothing)."""
     registry = Registry(version)
-    registry.ingest(a_node(HEALTHY), START)
+    for register, handshake, slices, written, on_offer in steps:
+        writes = registry.ingest(a_node(register, handshake, slices), START)
 
-    assert writes == registry.ingest(node, START)
-    assert (offered(registry) is False) is is_read
-
-
-@pytest.mark.parametrize("version", LATER)
-def test_a_node_without_slices_is_dropped_and_marked_as_the_version_does(version: Version) -> None:
-    registry = Registry(version)
-    registry.ingest(a_node(HEALTHY, stamped("Requesting", 0)), START)
-    assert offered(registry)
-
-    writes = registry.ingest(a_node(HEALTHY, stamped("Requesting", 0), "0"), START)
-
-    mark = None if version is Version.V2_10 else stamped("Deleted", 0)
-    assert {HANDSHAKE: mark} == writes
-    assert offered(registry) is None
-
-
-def test_2_10_cleans_up_nothing_where_it_knows_nothing() -> None:
-    gone = a_node(HEALTHY, stamped("Requesting", 600), "0")
-
-    assert {} == Registry(Version.V2_10).ingest(gone, START)
-
-
-@pytest.mark.parametrize("version", Version)
-def test_a_text_that_is_not_read_leaves_what_was_on_offer(version: Version) -> None:
-    registry = Registry(version)
-    registry.ingest(a_node(HEALTHY if version.reads_json else COLON % "true", "Reported x"), START)
-
-    registry.ingest(a_node("no annotation", "Reported y", "9"), START)
-
-    assert offered(registry)
+        assert ({} if written == "" else {HANDSHAKE: written}) == writes
+        assert on_offer is offered(registry)

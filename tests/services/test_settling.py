@@ -183,15 +183,6 @@ async def test_a_pod_that_may_get_more_containers_is_settled_after_the_quiet_tim
         assert {TO_ALLOCATE: text, PHASE: "allocating"} == desk.annotations(POD)
 
 
-async def test_an_answer_from_before_the_clock_was_set_back_is_settled_at_once():
-    async with a_desk(POD) as desk:
-        desk.answer(POD, ["a"])
-        desk.clock.step(dt.timedelta(hours=-1))
-        await asyncio.sleep(2)
-
-        assert desk.annotations(POD)[TO_ALLOCATE].startswith(";")
-
-
 @pytest.mark.parametrize(
     ("delay", "pause", "writes"),
     [(0.0, 0.5, 1), (2.0, 1.5, 2)],
@@ -212,21 +203,6 @@ async def test_a_pod_is_patched_once_at_a_time_and_once_for_two_containers_withi
         assert (writes, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
 
 
-async def test_what_a_dead_process_owed_is_done_by_the_next_one_once_the_pods_are_known():
-    desk = SettlingDesk(POD, lock=LOCK)
-    desk.answer(POD, lock=LOCK)
-    desk.pods.set(PodTable())
-    async with at_work(desk.settlement.run):
-        await asyncio.sleep(60)
-        assert 0 == sum(desk.api.calls.values())
-
-        desk.follow(synced=True)
-        desk.see()
-        await asyncio.sleep(1)
-
-        assert ("success", False) == (desk.annotations(POD)[PHASE], desk.locked)
-
-
 @pytest.mark.parametrize("is_seen", [True, False])
 @pytest.mark.parametrize("successor", [None, placed(7, name=POD.name)], ids=["gone", "another"])
 async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_for_it(
@@ -245,18 +221,6 @@ async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_f
         assert (set() if is_seen else {("settle-pod", "failed")}) == set(desk.results)
         if successor is not None:
             assert successor.annotations == desk.annotations(successor)
-
-
-async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
-    ended = placed(phase=Phase.FAILED)
-    never_placed = refused(2, annotations={})
-    async with a_desk(ended, refused(1), never_placed) as desk:
-        desk.answer(ended)
-        await asyncio.sleep(1)
-
-        assert ended.annotations == desk.annotations(ended)
-        assert {TO_ALLOCATE: GROUPS, PHASE: "failed"} == desk.annotations(refused(1))
-        assert {PHASE: "failed"} == desk.annotations(never_placed)
 
 
 @pytest.mark.parametrize(
@@ -357,17 +321,6 @@ async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid
         assert desk.locked
 
 
-async def test_the_lock_that_no_row_notes_goes_two_seconds_after_the_last_answer():
-    async with a_desk(NAMED, lock=LOCK) as desk:
-        desk.answer(NAMED, lock="another")
-        await asyncio.sleep(1.5)
-        assert desk.locked
-
-        await asyncio.sleep(2)
-
-        assert not desk.locked
-
-
 @pytest.mark.parametrize("found", [None, *Phase])
 async def test_a_lock_that_nobody_waits_for_goes_when_it_stood_longer_than_a_bind(found):
     """The watch shows no owner; the API server knows whether there is one after all."""
@@ -433,13 +386,6 @@ async def test_a_server_that_names_a_time_is_left_alone_until_then():
         await asyncio.sleep(0.2)
 
         assert (2, "success") == (desk.api.writes, desk.annotations(NAMED)[PHASE])
-
-
-async def test_nothing_to_do_is_no_request():
-    async with a_desk(POD) as desk:
-        await asyncio.sleep(24 * 3600)
-
-        assert 0 == sum(desk.api.calls.values())
 
 
 async def test_a_lock_waits_behind_no_patches_of_refused_pods_although_they_hang():

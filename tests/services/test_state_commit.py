@@ -51,20 +51,6 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
         assert 1 == service.generation
 
 
-async def test_ten_changes_at_once_need_two_writes():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service, asyncio.TaskGroup() as group:
-        group.create_task(service.commit(putting(0)))
-        await asyncio.sleep(0.01)
-        for number in range(1, 10):
-            group.create_task(service.commit(putting(number)))
-        await asyncio.sleep(0.01)
-        disk.gate.set()
-
-    assert 2 == disk.writes
-    assert 10 == len(service.ledger.value.rows)
-
-
 async def test_a_change_that_changes_nothing_is_not_written():
     disk = GatedDisk()
     async with a_service(disk) as service:
@@ -133,21 +119,6 @@ async def test_an_author_who_gives_up_disturbs_nobody_and_what_only_waited_is_no
     assert written == sorted(one.pod for one in service.ledger.value.rows)
 
 
-async def test_a_stop_in_the_middle_of_a_write_tells_the_authors():
-    disk = GatedDisk(shut=True)
-    async with asyncio.TaskGroup() as group, a_service(disk) as service:
-        waiting = group.create_task(_failing(service))
-        await asyncio.sleep(0.01)
-
-    assert "stopped" in waiting.result()
-
-
-async def _failing(service):
-    with pytest.raises(StateError) as caught:
-        await service.commit(putting(1))
-    return str(caught.value)
-
-
 ILL = {GpuUuid(G1): a_health(condition=Condition.BAD)}
 
 
@@ -188,16 +159,6 @@ async def test_all_who_wait_when_the_disk_is_silent_are_told_at_once_and_so_is_w
     assert (row(1),) == service.ledger.value.rows
 
 
-async def test_health_whose_write_was_cut_by_the_stop_is_written():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service:
-        service.remember(ILL)
-        await asyncio.sleep(0.01)
-        asyncio.get_running_loop().call_later(0.5, disk.gate.set)
-
-    assert ILL.keys() == decode_state(await disk.content(CURRENT)).health.keys()
-
-
 async def test_a_second_cancellation_does_not_cut_the_last_write():
     disk = GatedDisk()
     service = StateService(disk=disk, recovered=State(), boot_id="boot")
@@ -215,14 +176,27 @@ async def test_a_second_cancellation_does_not_cut_the_last_write():
     assert ILL.keys() == decode_state(await disk.content(CURRENT)).health.keys()
 
 
-async def test_a_hanging_disk_holds_up_the_stop_for_a_moment_only():
+@pytest.mark.parametrize("answers", [0.5, None], ids=["answers", "is silent"])
+async def test_at_the_stop_authors_are_told_and_health_is_written_if_the_disk_answers(answers):
     disk = GatedDisk(shut=True)
-    async with a_service(disk) as service:
-        service.remember(ILL)
-        await asyncio.sleep(0.01)
-        began = asyncio.get_running_loop().time()
+    loop = asyncio.get_running_loop()
 
-    assert LAST_WRITE == pytest.approx(asyncio.get_running_loop().time() - began)
+    async def author() -> None:
+        with pytest.raises(StateError, match="stopped"):
+            await service.commit(putting(1))
+
+    async with asyncio.TaskGroup() as group, a_service(disk) as service:
+        group.create_task(author())
+        await asyncio.sleep(0.01)
+        service.remember(ILL)
+        began = loop.time()
+        if answers:
+            loop.call_later(answers, disk.gate.set)
+
+    assert (answers or LAST_WRITE) == pytest.approx(loop.time() - began)
+    disk.gate.set()
+    if answers:
+        assert ILL.keys() == decode_state(await disk.content(CURRENT)).health.keys()
 
 
 # The journal keeps what happened in 24 hours, the newest first, and no more than it may.

@@ -120,13 +120,11 @@ def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
 def test_what_the_document_allows_on_openshift_is_what_the_pod_needs(
     objects: dict[str, Any], pod: dict[str, Any]
 ):
-    (block,) = re.findall(
-        r"^```yaml\n(.*?)^```", tree.text("deploy/README.md"), re.MULTILINE | re.DOTALL
-    )
+    *_, block = re.findall(r"^```yaml\n(.*?)^```", tree.text("GUIDE.md"), re.MULTILINE | re.DOTALL)
     allowed = yaml.safe_load(block)
     account = objects["ServiceAccount"]["metadata"]
 
-    # The monitor's volumes and the Job's account, too: tests/chart/test_readme.py.
+    # The monitor's volumes and the Job's account, too: tests/chart/test_guide.py.
     assert {key for one in pod["volumes"] for key in one if key != "name"} <= set(
         allowed["volumes"]
     )

@@ -12,12 +12,9 @@ DOCUMENTS = (
     "COMPARISON.md",
     "COMPATIBILITY.md",
     "CONTRIBUTING.md",
-    "MIGRATION.md",
+    "GUIDE.md",
     "RUNBOOK.md",
     "SETTINGS.md",
-    "deploy/README.md",
-    "deploy/image/README.md",
-    "systemd/README.md",
 )
 TOOLS = (
     "make|helm|kubectl|hami-agent|systemctl|journalctl|kill|sed|skopeo|ctr|docker|python3|nvidia"

@@ -1,7 +1,6 @@
 """What systemd does when the agent dies, hangs or refuses to start."""
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -9,8 +8,6 @@ from agent import __version__
 from tests.peers.lab.space import until_answer
 from tests.systemd.lab.made import name
 
-BAD = "sharing: {splitCuont: 10}\n"
-HOME = "/root"
 KILLS = 9
 PAUSE = 0.5
 """Seconds between the end of a start that failed and the next one, as the unit has it."""
@@ -58,61 +55,6 @@ async def test_an_event_loop_that_froze_is_killed_says_where_it_was_and_is_start
     assert any("freezing.py" in word and "in _spin" in word for word in words)
 
 
-async def test_a_process_that_was_stopped_by_a_signal_is_killed_and_started_again(node):
-    await node.drop_in(SOON)
-    await node.systemctl("start")
-    await node.offers(80)
-
-    await node.kill("STOP")
-
-    await node.until_restarted(1)
-    await node.offers(80)
-    await node.until_words(TIMED_OUT)
-
-
-async def test_an_idle_agent_is_not_killed_by_the_watchdog(node):
-    await node.drop_in(SOON)
-    await node.systemctl("start")
-    await node.offers(80)
-
-    await asyncio.sleep(8)
-
-    await node.until_shown(ActiveState="active", NRestarts="0")
-
-
-async def test_refused_settings_end_with_78_in_one_sentence_and_no_further_start(node):
-    node.write("/etc/hami-agent/config.yaml", BAD)
-
-    said = await node.machine.try_run("systemctl", "start", "hami-agent")
-
-    assert 0 != said.code
-    await asyncio.sleep(2)
-    shown = await node.until_shown(ActiveState="failed", Result="exit-code", NRestarts="0")
-    assert "78" == shown["ExecMainStatus"]
-    await node.until_words("sharing.splitCuont")
-    (entry,) = await node.journal()
-    assert "/etc/hami-agent/config.yaml:1:" in entry["MESSAGE"]
-    assert "sharing.splitCuont" in entry["MESSAGE"]
-
-
-async def test_any_other_failure_is_tried_again_without_end(node):
-    node.settings(
-        HAMI_AGENT_DRIVER_SIMULATE="",
-        HAMI_AGENT_DRIVER_NVML_LIBRARY="/nowhere/libnvidia-ml.so.1",
-        HAMI_AGENT_DRIVER_ON_NO_DRIVER="exit",
-    )
-
-    await node.machine.try_run("systemctl", "start", "--no-block", "hami-agent")
-
-    async def often() -> bool:
-        return int((await node.shown())["NRestarts"]) > 5
-
-    await until_answer(often, 60, lambda: "it was not started six times more")
-    await node.until_words("status=69")
-    starts = [float(line["__REALTIME_TIMESTAMP"]) / 1e6 for line in await first_lines(node)]
-    assert all(later - before > PAUSE for before, later in itertools.pairwise(starts))
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -138,10 +80,25 @@ async def test_starts_that_end_at_once_are_no_busy_loop(node, lines):
 
 
 @pytest.mark.parametrize(
-    ("line", "status"), [("Group=nobodys-group", "216"), ("User=nobody-at-all", "217")]
+    ("wrong", "status", "told"),
+    [
+        ("settings", "78", "/etc/hami-agent/config.yaml:1:"),
+        ("/etc/hami-agent/kubeconfig", "78", ": cannot be read"),
+        ("/root/kubeconfig", "78", ": cannot be read"),
+        ("Group=nobodys-group", "216", ""),
+        ("User=nobody-at-all", "217", ""),
+    ],
 )
-async def test_without_its_group_or_user_it_is_held_until_an_operator_starts_it(node, line, status):
-    await node.drop_in(line)
+async def test_what_cannot_start_is_held_until_an_operator_starts_it(node, wrong, status, told):
+    if wrong == "settings":
+        node.write("/etc/hami-agent/config.yaml", "sharing: {splitCuont: 10}\n")
+    elif "=" in wrong:
+        await node.drop_in(wrong)
+    else:  # the service sees no home, and is not allowed another user's file
+        node.write(wrong, node.cluster.places.kubeconfig.read_text(), 0o600)
+        node.settings(KUBECONFIG=wrong)
+        owner = "root" if wrong.startswith("/root") else "nobody"
+        await node.machine.run("chown", owner, wrong)
 
     said = await node.machine.try_run("systemctl", "start", "hami-agent")
 
@@ -149,9 +106,19 @@ async def test_without_its_group_or_user_it_is_held_until_an_operator_starts_it(
     await asyncio.sleep(2)
     shown = await node.until_shown(ActiveState="failed", Result="exit-code", NRestarts="0")
     assert status == shown["ExecMainStatus"]
-    await node.drop_in()
-    await node.systemctl("start")
-    await node.offers(80)
+    if told:
+        await node.until_words(told)
+        if wrong == "settings":
+            (entry,) = await node.journal()
+            assert "sharing.splitCuont" in entry["MESSAGE"]
+        else:
+            failed = await node.until_said("agent.failed")
+            assert f"{wrong}{told}" in failed["err"]
+            await node.machine.run("rm", wrong)
+    else:
+        await node.drop_in()
+        await node.systemctl("start")
+        await node.offers(80)
 
 
 async def test_a_lost_group_is_made_again_and_the_service_started_by_the_same_install(node):
@@ -180,27 +147,3 @@ async def test_a_missing_directory_of_own_lines_is_named_and_waited_for(node):
     await node.offers(80)
     await node.until_shown(ActiveState="active")
     await node.machine.run("rmdir", place)
-
-
-async def first_lines(node):
-    """What each process said first."""
-    entries = await node.journal()
-    return [entry for entry in entries if '"agent.starting"' in entry["MESSAGE"]]
-
-
-@pytest.mark.parametrize(
-    ("place", "owner"), [("/etc/hami-agent/kubeconfig", "nobody"), (f"{HOME}/kubeconfig", "root")]
-)
-async def test_a_kubeconfig_that_the_service_may_not_read_is_named(node, place, owner):
-    kubeconfig = node.write(place, node.cluster.places.kubeconfig.read_text(), 0o600)
-    node.settings(KUBECONFIG=place)
-    await node.machine.run("chown", owner, place)
-
-    said = await node.machine.try_run("systemctl", "start", "hami-agent")
-
-    kubeconfig.unlink()
-    assert 0 != said.code
-    shown = await node.until_shown(ActiveState="failed", NRestarts="0")
-    assert "78" == shown["ExecMainStatus"]
-    failed = await node.until_said("agent.failed")
-    assert f"{place}: cannot be read" in failed["err"]

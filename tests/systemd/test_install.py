@@ -1,6 +1,7 @@
 """systemd/install and systemd/uninstall on a real systemd."""
 
 import asyncio
+import functools
 
 import pytest
 
@@ -119,85 +120,48 @@ async def test_an_upgrade_keeps_the_version_before_and_a_rollback_goes_back_to_i
     await first.offers(80)
 
 
-async def test_a_version_that_does_not_start_gives_way_to_the_one_before(first):
+UNCHANGED = "so nothing was changed"
+REFUSED = {
+    "does not start": (THIRD, f"{BROKEN}-", "does not start, for the reason above", "RuntimeError"),
+    "settings": (SECOND, "refuses the settings", UNCHANGED, "sharing.splitCuont"),
+    "variables": (SECOND, "refuses the settings", UNCHANGED, "HAMI_AGENT_SHARING_SPLIT_CUONT"),
+    "masked": (SECOND, "is masked", UNCHANGED),
+    "systemd": (SECOND, "Operation refused", " runs again\n"),
+    "no dependencies": (SECOND, "the packages could not be installed"),
+}
+
+
+@pytest.mark.parametrize(("case", "told"), REFUSED.items(), ids=REFUSED)
+async def test_an_install_that_cannot_go_on_says_why_and_the_version_before_runs(first, case, told):
+    wheel, *words = told
     await first.offers(80)
+    before, files, install = await first.shown(), await tree(first), first.install
+    match case:
+        case "settings":
+            first.write("/etc/hami-agent/config.yaml", "sharing: {splitCuont: 10}\n")
+        case "variables":
+            first.settings(HAMI_AGENT_SHARING_SPLIT_CUONT="10")
+        case "masked":
+            await first.systemctl("mask", "--runtime")
+        case "systemd":
+            lines = "[Unit]\nRefuseManualStart=yes\n"
+            first.write("/etc/systemd/system/hami-agent.service.d/test.conf", lines)
+        case "no dependencies":
+            first.machine.path("/opt/empty").mkdir(exist_ok=True)
+            empty = ("/src/systemd/install", "--wheels", "/opt/empty")
+            install = functools.partial(first.machine.try_run, *empty)
 
-    said = await first.install(THIRD)
+    said = await install(wheel)
 
-    assert 1 == said.code
-    assert f"{BROKEN}-" in said.err
-    assert "does not start, for the reason above" in said.err
-    assert "RuntimeError" in said.err
+    if case == "masked":
+        await first.systemctl("unmask", "--runtime")
+        assert files == await tree(first)
+    assert (1, []) == (said.code, [word for word in words if word not in said.err]), said
+    assert '"event":' not in said.err or case == "does not start"
     assert __version__ == await version(first)
-    await first.until_shown(ActiveState="active")
+    after = await first.until_shown(ActiveState="active")
+    assert UNCHANGED not in words or before["MainPID"] == after["MainPID"]
     await first.offers(80)
-
-
-async def test_a_version_that_refuses_the_settings_is_not_switched_to(first):
-    await first.offers(80)
-    before = await first.shown()
-    first.write("/etc/hami-agent/config.yaml", "sharing: {splitCuont: 10}\n")
-
-    said = await first.install(SECOND)
-
-    assert 1 == said.code
-    assert "refuses the settings, so nothing was changed" in said.err
-    assert "sharing.splitCuont" in said.err
-    assert before["MainPID"] == (await first.shown())["MainPID"]
-    assert __version__ == await version(first)
-
-
-async def test_a_version_that_refuses_the_variables_is_not_switched_to(first):
-    await first.offers(80)
-    before = await first.shown()
-    first.settings(HAMI_AGENT_SHARING_SPLIT_CUONT="10")
-
-    said = await first.install(SECOND)
-
-    assert 1 == said.code
-    assert "refuses the settings, so nothing was changed" in said.err
-    assert "HAMI_AGENT_SHARING_SPLIT_CUONT" in said.err
-    assert before["MainPID"] == (await first.shown())["MainPID"]
-    assert __version__ == await version(first)
-
-
-async def test_a_masked_service_is_told_before_anything_is_changed(first):
-    before = await tree(first)
-    await first.systemctl("mask", "--runtime")
-
-    said = await first.install(SECOND)
-
-    await first.systemctl("unmask", "--runtime")
-    assert 1 == said.code
-    assert "is masked, so nothing was changed" in said.err
-    assert before == await tree(first)
-
-
-async def test_where_systemd_refuses_its_own_words_are_the_reason(first):
-    await first.offers(80)
-    lines = "[Unit]\nRefuseManualStart=yes\n"
-    first.write("/etc/systemd/system/hami-agent.service.d/test.conf", lines)
-
-    said = await first.install(SECOND)
-
-    assert 1 == said.code
-    assert "Operation refused" in said.err
-    assert '"event":' not in said.err
-    assert said.err.endswith(" runs again\n")
-    assert __version__ == await version(first)
-    await first.offers(80)
-
-
-async def test_a_wheel_whose_dependencies_are_not_there_changes_nothing(first):
-    before = await versions(first)
-    first.machine.path("/opt/empty").mkdir(exist_ok=True)
-
-    said = await first.machine.try_run("/src/systemd/install", "--wheels", "/opt/empty", SECOND)
-
-    assert 1 == said.code
-    assert "the packages could not be installed" in said.err
-    assert before == await versions(first)
-    assert __version__ == await version(first)
 
 
 async def test_what_a_killed_install_left_is_made_anew(node):

@@ -61,28 +61,18 @@ async def test_it_sees_no_home_directory(node, pid):
     assert "" == said.out
 
 
-async def group_of(node) -> str:
-    return (await node.machine.run("getent", "group", "hami-agent")).split(":")[2]
+async def test_members_of_the_group_may_ask_its_socket_and_nobody_else(node, pid):
+    gid = (await node.machine.run("getent", "group", "hami-agent")).split(":")[2]
+    mine, theirs = [
+        await node.machine.try_run(
+            *("setpriv", "--reuid", "65534", "--regid", group, "--clear-groups"),
+            *("/usr/bin/python3", "-c", ASK),
+        )
+        for group in (gid, "65534")
+    ]
 
-
-async def test_members_of_the_group_may_ask_its_socket(node, pid):
-    gid = await group_of(node)
-
-    said = await node.machine.run(
-        *("setpriv", "--reuid", "65534", "--regid", gid, "--clear-groups"),
-        *("/usr/bin/python3", "-c", ASK),
-    )
-
-    assert "HTTP/1.1 200" in said
-
-
-async def test_nobody_else_may_ask_its_socket(node, pid):
-    said = await node.machine.try_run(
-        *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
-        *("/usr/bin/python3", "-c", ASK),
-    )
-
-    assert "PermissionError" in said.err
+    assert "HTTP/1.1 200" in mine.out
+    assert "PermissionError" in theirs.err
 
 
 async def test_its_sockets_and_state_are_nobody_elses(node, pid):

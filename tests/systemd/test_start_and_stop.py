@@ -7,7 +7,6 @@ import re
 from agent import __version__
 from agent.cluster import REGISTER
 from agent.hami.annotations import read_register
-from tests.systemd.lab.bare_metal import READY
 
 
 async def test_a_start_returns_when_the_socket_serves_and_the_kubelet_was_told(node, table):
@@ -31,25 +30,6 @@ async def test_a_start_returns_when_the_socket_serves_and_the_kubelet_was_told(n
     table.hold("systemctl start, until it returns", took, 1.5)
 
 
-async def test_a_start_without_a_kubelet_is_ready_too_and_says_what_is_missing(node):
-    await node.cluster.kubelet.kill()
-    (node.cluster.places.plugins / "kubelet.sock").unlink()
-
-    await node.systemctl("start")
-
-    await node.until_shown(
-        ActiveState="active", StatusText="waiting for the kubelet: its socket is not there"
-    )
-
-
-async def test_the_status_line_says_that_it_is_registered(node):
-    await node.systemctl("start")
-
-    await node.until_shown(StatusText=READY)
-    said = await node.systemctl("status", "--no-pager")
-    assert f'Status: "{READY}"' in said
-
-
 async def test_a_journal_entry_has_the_priority_the_unit_and_fields_in_json(node):
     await node.systemctl("start")
     await node.offers(80)
@@ -70,18 +50,6 @@ async def test_a_journal_entry_has_the_priority_the_unit_and_fields_in_json(node
         fields[name] for name in ("version", "node", "level")
     )
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*Z", fields["ts"])
-
-
-async def test_an_error_has_its_own_priority_in_the_journal(node):
-    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: 10}\n")
-    await node.systemctl("start")
-    await node.offers(80)
-    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCuont: 10}\n")
-    await node.until_said("config.rejected")
-
-    (entry,) = [e for e in await node.journal() if "config.rejected" in e["MESSAGE"]]
-
-    assert "3" == entry["PRIORITY"]
 
 
 async def test_a_reload_takes_changed_settings_over_in_the_same_process(node):
@@ -112,6 +80,8 @@ async def test_a_reload_of_refused_settings_changes_nothing(node):
 
     said = await node.until_said("config.rejected")
     assert "/etc/hami-agent/config.yaml:1:" in said["err"]
+    (entry,) = [e for e in await node.journal() if "config.rejected" in e["MESSAGE"]]
+    assert "3" == entry["PRIORITY"]
     after = await node.until_shown(ActiveState="active", SubState="running")
     assert before["MainPID"] == after["MainPID"]
     assert 80 == node.cluster.allocatable()

@@ -48,17 +48,6 @@ async def test_a_version_that_was_only_put_in_its_place_is_started_by_the_next_i
     assert __version__ == await runs(first)
 
 
-async def test_an_install_that_was_killed_before_the_restart_is_ended_by_the_next_one(first):
-    await killed_before_the_restart(first, SECOND)
-
-    said = await first.install(SECOND)
-
-    assert 0 == said.code, said
-    assert LATER == await runs(first)
-    assert 0 == (await first.install("--rollback")).code
-    assert __version__ == await runs(first)
-
-
 async def test_after_a_killed_install_the_version_that_ran_is_gone_back_to(first):
     await killed_before_the_restart(first, THIRD)
 

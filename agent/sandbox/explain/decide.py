@@ -8,29 +8,17 @@ import bisect
 import copy
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
-from agent.hami.annotations import RegisteredGpu
 from agent.kit.units import by_number, counted, span
 from agent.kube.objects import EPOCH, decode_moment
-from agent.kube.reader import ClusterSnapshot, JsonObject, ListedPod
-from agent.sandbox.explain.gates import (
-    ADMISSION,
-    READ_BY_HAMI,
-    admission_gate,
-    allocation_gate,
-    asks_for_gpus,
-    binding_gate,
-    deletion,
-    quota_gate,
-    running_gate,
-    start_gate,
-)
+from agent.kube.reader import ClusterSnapshot, JsonObject
+from agent.sandbox.explain import gates as at_gate
 from agent.sandbox.explain.placement import (
     NO_EDIT,
     PLACEMENT,
@@ -56,22 +44,9 @@ from agent.sandbox.explain.story import (
     mib,
     request_words,
 )
+from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import (
-    CORES,
-    COUNT,
-    MEMORY,
-    MEMORY_PERCENT,
-    WEIGHTS,
-    BadWeightsError,
-    Load,
-    SchedulerSettings,
-    all_containers,
-    container_request,
-    init_count,
-    lookup,
-    parse_quantity,
-)
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, WEIGHTS, BadWeightsError
 from agent.sandbox.scheduler.usage import Reservation
 from agent.sandbox.scheduler.webhook import review_pod
 
@@ -79,12 +54,8 @@ CHANGES_TOLD: Final = 3
 NODES_PER_KIND: Final = 16
 HOLDERS_TRIED: Final = 8
 _STEERING: Final = (
-    "nvidia.com/use-gputype",
-    "nvidia.com/nouse-gputype",
-    "nvidia.com/use-gpuuuid",
-    "nvidia.com/nouse-gpuuuid",
-    "nvidia.com/vgpu-mode",
-    "nvidia.com/numa-bind",
+    *(f"nvidia.com/{word}" for word in ("use-gputype", "nouse-gputype", "use-gpuuuid")),
+    *(f"nvidia.com/{word}" for word in ("nouse-gpuuuid", "vgpu-mode", "numa-bind")),
     "hami.io/gpu-scheduler-policy",
     WEIGHTS,
 )
@@ -111,26 +82,24 @@ class _Tries:
         kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
         for name, fit in fits.items():
             state = world.registered(name)
-            gpus = state.gpus if state else ()
-            free = [gpu.capacity.registered_mib - gpu.load.memory_mib for gpu in gpus]
+            free = [gpu.free_mib for gpu in (state.gpus if state else ())]
             kinds[codes_of(fit.reason)].append((-max(free, default=0), name))
         self._names = [n for kind in kinds.values() for _, n in sorted(kind)[:NODES_PER_KIND]]
 
     def smallest(self) -> tuple[PlacingChange, ...]:
         """At most three changes with which the pod fits on some Node, the smallest first."""
-        trials = [*self._of_cluster(), *self._of_pod(), *self._of_holders()]
+        trials = [*self._of_nodes(), *self._of_quotas(), *self._of_pod(), *self._of_holders()]
         found: list[PlacingChange] = []
         for trial in sorted(trials, key=lambda trial: trial.size):
             fit = self._world.trial(trial.pod, trial.edit)
-            for name in self._names if trial.nodes is None else trial.nodes:
-                if fit(name).groups is not None:
-                    found.append(PlacingChange(trial.said, name, trial.paste))
-                    break
+            names = self._names if trial.nodes is None else trial.nodes
+            if node := next((name for name in names if fit(name).groups is not None), ""):
+                found.append(PlacingChange(trial.said, node, trial.paste))
             if len(found) == CHANGES_TOLD:
                 break
         return tuple(found)
 
-    def _of_cluster(self) -> Iterator[_Trial]:
+    def _of_nodes(self) -> Iterator[_Trial]:
         for name in self._names:
             shown = cap(name, 128)
             if self._world.nodes[name].is_closed:
@@ -143,76 +112,63 @@ class _Tries:
                 paste = f"hami-agent uncordon {gpu} --node {shown}"
                 said = f"uncordon the GPU {gpu} of {shown}"
                 yield _Trial((1, 0), said, self._pod, edit, (name,), paste)
-            for view in state.gpus if state else ():
-                if not view.capacity.healthy:
-                    yield self._of_repair(name, view.capacity)
-        yield from self._of_quotas()
+            for gpu_view in state.gpus if state else ():
+                has = gpu_view.capacity
+                if not has.healthy:
+                    edit = Edit(repaired=frozenset({has.uuid}))
+                    said, paste = self._repair(name, has.uuid, has.index)
+                    yield _Trial((1, 2), said, self._pod, edit, (name,), paste)
 
-    def _of_repair(self, node: str, gpu: RegisteredGpu) -> _Trial:
-        """An unhealthy GPU that is taken back, if an operator released it, or else repaired."""
-        shown, index, uuid = cap(node, 128), gpu.index, cap(gpu.uuid, 64)
+    def _repair(self, node: str, uuid: str, index: int) -> tuple[str, str]:
+        """How an unhealthy GPU comes back: taken back, if an operator released it, or repaired."""
+        gpu, shown = f"GPU {index} ({cap(uuid, 64)}) of {cap(node, 128)}", cap(node, 128)
         told = agent_events(self._world.snapshot.node_events, node)
-        last = max(
-            (one for one in told if uuid in one.message and one.last),
-            key=lambda one: one.last or EPOCH,
-            default=None,
-        )
-        said = f"repair GPU {index} ({uuid}) of {shown}, which is unhealthy"
-        paste = f"hami-agent status --node {shown}   # says what the GPU needs"
+        about = (one for one in told if uuid in one.message and one.last)
+        last = max(about, key=lambda one: one.last or EPOCH, default=None)
         if last is not None and last.reason == "GpuReleased":
-            said = f"take back GPU {index} ({uuid}) of {shown}, which is released"
             paste = f"hami-agent recheck {index}   # on {shown}"
-        edit = Edit(repaired=frozenset({gpu.uuid}))
-        return _Trial((1, 2), said, self._pod, edit, (node,), paste)
+            return f"take back {gpu}, which is released", paste
+        paste = f"hami-agent status --node {shown}   # says what the GPU needs"
+        return f"repair {gpu}, which is unhealthy", paste
 
     def _of_quotas(self) -> Iterator[_Trial]:
         """Quotas that are raised to what the pod and the others hold together."""
         world, quotas = self._world, self._world.snapshot.quotas
-        if not quotas:
-            return
         free = world.trial(self._pod, Edit(quotas=()))
         groups = next((g for g in (free(name).groups for name in self._names) if g), None)
-        if groups is None:
+        if not quotas or groups is None:
             return
-        asked = Reservation("", groups, init_count(dict(self._pod))).loads().values()
+        asked = Reservation("", groups, model.init_count(dict(self._pod))).loads().values()
         need = sum(asked, world.held.held(world.namespace))
-        factor = max(world.settings.memory_factor, 1)
-        needs = dict(
-            zip(READ_BY_HAMI, (-(-need.memory_mib // factor), need.core_percent), strict=True)
-        )
-        raised, lines = [], []
-        for quota in quotas:
-            hard = dict(quota["spec"]["hard"])
-            for key, amount in needs.items():
-                has = parse_quantity(hard.get(key))
+        memory = -(-need.memory_mib // max(world.settings.memory_factor, 1))
+        needs = zip(at_gate.READ_BY_HAMI, (memory, need.core_percent), strict=True)
+        raised = [{**one, "spec": {"hard": {**one["spec"]["hard"]}}} for one in quotas]
+        said, paste = [], []
+        for key, amount in needs:
+            for quota in raised:
+                has = model.parse_quantity(quota["spec"]["hard"].get(key))
                 if has is not None and has < amount:
-                    hard[key] = str(amount)
+                    quota["spec"]["hard"][key] = str(amount)
                     name = cap(quota["metadata"]["name"], 64)
-                    lines.append(
-                        (
-                            f"{key} of the ResourceQuota {name} from {has:,} to {amount:,}",
-                            f'{key}: "{amount}"',
-                        )
-                    )
-            raised.append({**quota, "spec": {"hard": hard}})
-        if lines:
-            said = f"raise {' and '.join(text for text, _ in lines)}"
-            paste = ", ".join(text for _, text in lines)
-            yield _Trial((4, 0), said, self._pod, Edit(quotas=tuple(raised)), None, paste)
+                    said.append(f"{key} of the ResourceQuota {name} from {has:,} to {amount:,}")
+                    paste.append(f'{key}: "{amount}"')
+        if said:
+            edit = Edit(quotas=tuple(raised))
+            text = f"raise {' and '.join(said)}"
+            yield _Trial((4, 0), text, self._pod, edit, None, ", ".join(paste))
 
     def _of_pod(self) -> Iterator[_Trial]:
-        spec = self._pod["spec"]
-        noted = self._pod["metadata"].get("annotations") or {}
-        for key in _STEERING:
-            if key in noted:
-                paste = f"remove the line: {key}: {cap(noted[key], 128)}"
-                yield _Trial((2, 0), f"drop the annotation {key}", self._without(key), paste=paste)
+        spec, metadata = dict(self._pod["spec"]), self._pod["metadata"]
+        noted = metadata.get("annotations") or {}
+        for key in filter(noted.__contains__, _STEERING):
+            paste = f"remove the line: {key}: {cap(noted[key], 128)}"
+            others = {name: text for name, text in noted.items() if name != key}
+            without = {**self._pod, "metadata": {**metadata, "annotations": others}}
+            yield _Trial((2, 0), f"drop the annotation {key}", without, paste=paste)
         affinity = spec.get("affinity") or {}
-        parts = (
-            ("nodeSelector", spec.get("nodeSelector")),
-            ("nodeAffinity", affinity.get("nodeAffinity")),
-        )
-        if selecting := [name for name, value in parts if value]:
+        parts = (spec.get("nodeSelector"), affinity.get("nodeAffinity"))
+        names = ("nodeSelector", "nodeAffinity")
+        if selecting := [name for name, value in zip(names, parts, strict=True) if value]:
             exclude = "excludes" if len(selecting) == 1 else "exclude"
             said = f"drop {' and '.join(selecting)}, which {exclude} other Nodes"
             anywhere = {key: value for key, value in spec.items() if key != "nodeSelector"}
@@ -227,47 +183,40 @@ class _Tries:
                     COUNT: f"{counted(best, 'GPU')} in one container ({COUNT}) instead of {most}",
                 }[kind]
                 paste = f"{kind}: {best}"
-                if kind == MEMORY and any(map(_is_whole, all_containers(dict(self._pod)))):
+                if kind == MEMORY and any(map(_is_whole, model.all_containers(dict(self._pod)))):
                     paste += f"   # and no {CORES}: 100, the default of a whole GPU"
                 size = (3, 1000 - 1000 * best // max(most, 1))
                 edited = self._capped(kind, best)
                 yield _Trial(size, f"ask for at most {said}", edited, paste=paste)
 
-    def _without(self, key: str) -> JsonObject:
-        """The pod without one annotation."""
-        metadata = self._pod["metadata"]
-        noted = {name: text for name, text in metadata["annotations"].items() if name != key}
-        return {**self._pod, "metadata": {**metadata, "annotations": noted}}
-
     def _of_holders(self) -> Iterator[_Trial]:
+        """A few of the pods with GPUs, those that are being deleted first, then the smallest."""
         holders = [(held_by(one), one) for name in self._names for one in self._world.holders[name]]
         holders.sort(key=lambda each: (each[0].memory_mib, each[0].core_percent, each[1].name))
-        ending = [each for each in holders if each[1].is_deleted]
-        staying = [each for each in holders if not each[1].is_deleted]
-        for rank, (load, holder) in enumerate((*_some(ending), *_some(staying))):
-            name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
-            ends = ", which is being deleted" if holder.is_deleted else " to end, or end it"
-            cores = f" and {core_words(load.core_percent)}" if load.core_percent else ""
-            held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
-            edit, size = Edit(ended=frozenset({holder.uid})), (0 if holder.is_deleted else 6, rank)
-            yield _Trial(size, f"wait for {name}{ends} ({held})", self._pod, edit, (holder.chosen,))
+        for is_deleted in (True, False):
+            some = [each for each in holders if each[1].is_deleted is is_deleted]
+            # From the smallest to the greatest, so that one is enough if any is.
+            step = max(1.0, (len(some) - 1) / (HOLDERS_TRIED - 1))
+            ranks = range(min(len(some), HOLDERS_TRIED))
+            for rank, (load, holder) in ((rank, some[round(rank * step)]) for rank in ranks):
+                name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
+                ends = ", which is being deleted" if is_deleted else " to end, or end it"
+                cores = f" and {core_words(load.core_percent)}" if load.core_percent else ""
+                held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
+                edit, size = Edit(ended=frozenset({holder.uid})), (0 if is_deleted else 6, rank)
+                said = f"wait for {name}{ends} ({held})"
+                yield _Trial(size, said, self._pod, edit, (holder.chosen,))
 
     def _greatest_cap(self, kind: str) -> tuple[int, int]:
         """The greatest limit with which the pod fits somewhere, and what it asks for now.
 
         The first is 0 if there is none. Percentages of memory are of the greatest GPU.
         """
-        offers = (offer for offer in self._world.offers.values() if offer)
-        greatest = max((gpu.registered_mib for offer in offers for gpu in offer.gpus), default=0)
         asked = [0]
-        for container in all_containers(dict(self._pod)):
-            if request := container_request(container, self._world.settings):
-                percent = greatest * min(request.memory_percent, 100) // 100
-                amounts = {
-                    MEMORY: request.memory_mib or percent,
-                    CORES: request.cores,
-                    COUNT: request.count,
-                }
+        for request in model.pod_requests(dict(self._pod), self._world.settings):
+            if request:
+                amounts = {CORES: request.cores, COUNT: request.count}
+                amounts[MEMORY] = request.memory_on(self._world.greatest_mib)
                 asked.append(amounts[kind])
         best, most = 0, max(asked)
 
@@ -284,8 +233,8 @@ class _Tries:
     def _capped(self, kind: str, most: int) -> JsonObject:
         """The pod whose containers ask for at most `most` of one resource."""
         edited = copy.deepcopy(dict(self._pod))
-        for container in all_containers(edited):
-            request = container_request(container, self._world.settings)
+        for container in model.all_containers(edited):
+            request = model.container_request(container, self._world.settings)
             if request is None:
                 continue
             limits = dict((container.get("resources") or {}).get("limits") or {})
@@ -293,53 +242,43 @@ class _Tries:
                 # HAMi's webhook adds all cores to a request of a whole GPU, and to no other.
                 if _is_whole(container) and request.cores == 100:
                     limits.pop(CORES, None)
-                limits.pop(MEMORY_PERCENT, None)
+                limits.pop(model.MEMORY_PERCENT, None)
                 limits[MEMORY] = str(min(request.memory_mib or most, most))
-            elif kind == CORES:
-                limits[CORES] = str(min(request.core_percent, most))
             else:
-                limits[COUNT] = str(min(request.count, most))
+                asked = {CORES: request.core_percent, COUNT: request.count}[kind]
+                limits[kind] = str(min(asked, most))
             container["resources"] = {"limits": limits}
         return edited
 
 
 def _is_whole(container: dict[str, object]) -> bool:
-    """Whether the container names no memory, so that it asks for whole GPUs."""
-    names_memory = any(lookup(container, key) is not None for key in (MEMORY, MEMORY_PERCENT))
-    return lookup(container, COUNT) is not None and not names_memory
-
-
-def _some(holders: Sequence[tuple[Load, ListedPod]]) -> Sequence[tuple[Load, ListedPod]]:
-    """A few of the holders, from the smallest to the greatest."""
-    if len(holders) <= HOLDERS_TRIED:
-        return holders
-    step = (len(holders) - 1) / (HOLDERS_TRIED - 1)
-    return [holders[round(place * step)] for place in range(HOLDERS_TRIED)]
+    """Whether the container asks for whole GPUs."""
+    return model.lookup(container, COUNT) is not None and model.names_no_memory(container)
 
 
 def explain_pod(
-    snapshot: ClusterSnapshot, now: dt.datetime, settings: SchedulerSettings | None = None
+    snapshot: ClusterSnapshot, now: dt.datetime, settings: model.SchedulerSettings | None = None
 ) -> Explanation:
     """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
-    world, pod = World(snapshot, settings or SchedulerSettings()), snapshot.pod
+    world, pod = World(snapshot, settings or model.SchedulerSettings()), snapshot.pod
     attempt, has_node = last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
     placement: PodPlacement | None = None
     changes: tuple[PlacingChange, ...] | None = None
-    after = [start_gate(world, pod, now), running_gate(world, pod, now)]
-    if not asks_for_gpus(pod):
-        gates = [Gate(ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
+    after = [at_gate.start_gate(world, pod, now), at_gate.running_gate(world, pod, now)]
+    if not at_gate.asks_for_gpus(pod):
+        gates = [Gate(at_gate.ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
         if has_node:
             said = f"it is on {cap(pod['spec']['nodeName'], 128)}"
             gates.append(Gate(PLACEMENT, GateVerdict.PASSED, said))
-        elif deleting := deletion(pod, now):
-            gates = [Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)]
+        elif deleting := at_gate.deletion(pod, now):
+            gates = [Gate(at_gate.ADMISSION, GateVerdict.BLOCKED, *deleting)]
         else:
             gates.append(foreign_gate(world, attempt, now))
         return _story(world, [*gates, *after], None, None, now)
-    admission, is_foreign = admission_gate(world, pod, now), _is_foreign(world, pod)
+    admission, is_foreign = at_gate.admission_gate(world, pod, now), _is_foreign(world, pod)
     if is_foreign or has_node:  # what was wrong when it was created blocks it no more
         admission = _noted(admission)
-    quota = quota_gate(world, is_refused=False)
+    quota = at_gate.quota_gate(world, is_refused=False)
     searched = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
     if has_node:
         searched = chosen_gate(pod)
@@ -357,13 +296,15 @@ def explain_pod(
             advice = f"write `{WEIGHTS}: slot=1,core=1,memory=1`, or drop the annotation"
             searched = Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
         if placement is not None and not placement.fitting:
-            quota = quota_gate(world, is_refused=placement.reason == "ResourceQuotaNotFit")
+            is_refused = placement.reason == "ResourceQuotaNotFit"
+            quota = at_gate.quota_gate(world, is_refused=is_refused)
             # No change of the pod or of a Node helps where the scheduler itself does not work.
             if placement.is_judged and searched.reason not in {"E-ERROR", "E-UNTRIED"}:
                 changes = _Tries(world, pod, placement.fits).smallest()
     chosen = _chosen_node(pod, placement, attempt)
-    binding = binding_gate(world, pod, chosen, attempt, now)
-    gates = [admission, quota, searched, binding, allocation_gate(world, pod, now), *after]
+    binding = at_gate.binding_gate(world, pod, chosen, attempt, now)
+    allocation = at_gate.allocation_gate(world, pod, now)
+    gates = [admission, quota, searched, binding, allocation, *after]
     return _story(world, gates, placement, changes, now)
 
 
@@ -422,8 +363,8 @@ def _story(
     headline = f"Pod {cap(namespace, 64)}/{cap(name, 256)} is {cap(phase, 32)}{deleted}{age}."
     asked = [
         f"{cap(str(container.get('name', '')), 64)}: {request_words(request)}"
-        for container in all_containers(dict(pod))
-        if (request := container_request(container, world.settings))
+        for container in model.all_containers(dict(pod))
+        if (request := model.container_request(container, world.settings))
     ]
     later = [Gate(one.name, GateVerdict.NOT_REACHED, "not reached") for one in gates[at + 1 :]]
     return Explanation(

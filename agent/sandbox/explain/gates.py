@@ -35,23 +35,14 @@ from agent.sandbox.explain.story import (
     status_text,
     when,
 )
-from agent.sandbox.scheduler.model import (
-    CORES,
-    COUNT,
-    MEMORY,
-    MEMORY_PERCENT,
-    all_containers,
-    container_request,
-    lookup,
-    parse_quantity,
-)
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL
 from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
 from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
 
 _NAMED: Final = re.compile(r"\bGPU-|\bGPUs? [0-9]")
 """Where an Event names GPUs, by UUID or index."""
-
 _SEVERAL: Final = re.compile(r"\bGPUs ([0-9]+(?:, [0-9]+)*)")
 """The indexes of GPUs in an Event. Source: gpus_in_words of agent/report.py."""
 
@@ -61,7 +52,7 @@ BINDING: Final = "binding"
 ALLOCATION: Final = "allocation"
 START: Final = "start"
 RUNNING: Final = "running"
-RESOURCES: Final = (COUNT, MEMORY, MEMORY_PERCENT, CORES)
+RESOURCES: Final = (COUNT, MEMORY, model.MEMORY_PERCENT, CORES)
 READ_BY_HAMI: Final = (f"limits.{MEMORY}", f"limits.{CORES}")
 """The names in a ResourceQuota that HAMi's scheduler reads."""
 HOLDERS_TOLD: Final = 3
@@ -73,16 +64,12 @@ ENDED_FREED_WITHIN: Final = 5.0
 """Seconds in which an agent frees the lock of a pod that has ended."""
 UNLOCK: Final = "if it stays, remove it: kubectl annotate node {node} hami.io/mutex.lock-"
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-_MEBI: Final = 2**20
 
 
 def asks_for_gpus(pod: JsonObject) -> bool:
     """Whether a container names one of HAMi's resources."""
-    return any(
-        lookup(container, resource) is not None
-        for container in all_containers(dict(pod))
-        for resource in RESOURCES
-    )
+    containers = all_containers(dict(pod))
+    return any(lookup(one, key) is not None for one in containers for key in RESOURCES)
 
 
 def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
@@ -90,34 +77,27 @@ def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     deleting = None if pod["spec"].get("nodeName") else deletion(pod, now)
     if deleting is not None:
         return Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)
-    wanted, found = world.settings.scheduler_name, pod["spec"].get("schedulerName") or ""
+    found = pod["spec"].get("schedulerName") or ""
     shown = cap(found, 64) or "not set"
-    if found != wanted:
+    if found != world.settings.scheduler_name:
         return _not_ours(world, pod, shown)
-    if dropped := tuple(_dropped(world, pod)):
-        whose, meant = zip(*dropped, strict=True)
-        return Gate(
-            ADMISSION,
-            GateVerdict.BLOCKED,
-            f"HAMi drops the whole GPU request of {', '.join(whose)}: {MEMORY} is a number of "
-            "MiB, and this value is too great or not whole",
-            "E-REQUEST",
-            f"write MiB without a unit: `{MEMORY}: {next(filter(None, meant), 16000)}`",
+    if dropped := dict(_dropped(world, pod)):
+        said = (
+            f"HAMi drops the whole GPU request of {', '.join(dropped)}: {MEMORY} is a number of "
+            "MiB, and this value is too great or not whole"
         )
+        meant = next(filter(None, dropped.values()), 16000)
+        advice = f"write MiB without a unit: `{MEMORY}: {meant}`"
+        return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
     if held := pod["spec"].get("schedulingGates"):
         names = ", ".join(cap(str(one.get("name", "")), 128) for one in held)
         said = f"kube-scheduler does not try the pod while it has scheduling gates: {names}"
         advice = "look at the program that set the gate, such as a job queue: it removes it"
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-GATED", advice)
     if left := tuple(_missing_defaults(world, pod)):
-        return Gate(
-            ADMISSION,
-            GateVerdict.NOTED,
-            f"scheduler is {shown}; the webhook did not see the pod, so defaults are missing",
-            "E-WEBHOOK",
-            f"{recreated(pod)} where HAMi's webhook sees it",
-            left,
-        )
+        said = f"scheduler is {shown}; the webhook did not see the pod, so defaults are missing"
+        advice = f"{recreated(pod)} where HAMi's webhook sees it"
+        return Gate(ADMISSION, GateVerdict.NOTED, said, "E-WEBHOOK", advice, left)
     said = f"scheduler is {shown}, with the webhook's defaults"
     facts = () if pod["spec"].get("nodeName") else tuple(_whole_gpus(world, pod))
     return Gate(ADMISSION, GateVerdict.PASSED, said, facts=facts)
@@ -147,43 +127,34 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
     review = review_pod({**pod, "spec": spec}, world.settings)
     denied = () if review.is_allowed else (f"it would refuse the pod: {cap(review.message)}",)
     label = f"label {REVIEWED.key}=ignore"
-    why = (
-        f"its {label} excludes it"
-        if not REVIEWED.holds(pod["metadata"].get("labels") or {})
-        else f"its namespace may be excluded ({label}), or the webhook did not answer when the pod "
-        "was created"
-    )
-    return Gate(
-        ADMISSION,
-        GateVerdict.BLOCKED,
-        f"HAMi's webhook did not see the pod: scheduler is {shown}, not {wanted}",
-        "E-WEBHOOK",
-        f"{recreated(pod)} where HAMi's webhook sees it",
-        (why, *denied),
-    )
+    why = f"its namespace may be excluded ({label}), or the webhook did not answer when the pod "
+    why += "was created"
+    if not REVIEWED.holds(pod["metadata"].get("labels") or {}):
+        why = f"its {label} excludes it"
+    said = f"HAMi's webhook did not see the pod: scheduler is {shown}, not {wanted}"
+    advice = f"{recreated(pod)} where HAMi's webhook sees it"
+    return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-WEBHOOK", advice, (why, *denied))
 
 
 def _dropped(world: World, pod: JsonObject) -> Iterator[tuple[str, int | None]]:
     """The containers that ask for GPUs and whose request HAMi drops; the MiB that were meant."""
     for container in all_containers(dict(pod)):
-        count = parse_quantity(lookup(container, COUNT))
-        if count and count > 0 and container_request(container, world.settings) is None:
-            asked = parse_quantity(lookup(container, MEMORY))
-            meant = asked // _MEBI if asked and asked >= _MEBI else None
-            yield cap(str(container.get("name", "")), 64), meant
+        count = model.parse_quantity(lookup(container, COUNT))
+        if count and count > 0 and model.container_request(container, world.settings) is None:
+            asked = model.parse_quantity(lookup(container, MEMORY))
+            yield cap(str(container.get("name", "")), 64), asked and asked // 2**20
 
 
 def _whole_gpus(world: World, pod: JsonObject) -> Iterator[str]:
     """The containers that ask for whole GPUs because their limits name no memory."""
     noted = pod["metadata"].get("annotations") or {}
     for container in all_containers(dict(pod)):
-        names_memory = any(lookup(container, key) is not None for key in (MEMORY, MEMORY_PERCENT))
-        if container_request(container, world.settings) is None or names_memory:
-            continue
-        ignored = [key for key in RESOURCES if key in noted]
-        also = f"; the annotation {', '.join(ignored)} is ignored" if ignored else ""
-        name = cap(str(container.get("name", "")), 64)
-        yield f"{name} asks for whole GPUs, because its limits have no {MEMORY}{also}"
+        asks = model.container_request(container, world.settings) is not None
+        if asks and model.names_no_memory(container):
+            ignored = [key for key in RESOURCES if key in noted]
+            also = f"; the annotation {', '.join(ignored)} is ignored" if ignored else ""
+            name = cap(str(container.get("name", "")), 64)
+            yield f"{name} asks for whole GPUs, because its limits have no {MEMORY}{also}"
 
 
 def _missing_defaults(world: World, pod: JsonObject) -> Iterator[str]:
@@ -208,7 +179,7 @@ def quota_gate(world: World, *, is_refused: bool) -> Gate:
     counted, unread = [], []
     for quota in snapshot.quotas:
         hard, name = quota["spec"]["hard"], cap(quota["metadata"]["name"], 64)
-        memory, cores = (parse_quantity(hard.get(key)) for key in READ_BY_HAMI)
+        memory, cores = (model.parse_quantity(hard.get(key)) for key in READ_BY_HAMI)
         if memory is not None:
             counted.append(f"{name}: {mib(held.memory_mib)} of {mib(memory * factor)} are held")
         if cores is not None:

@@ -51,7 +51,6 @@ from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
 # defaults are assumed. Before that, each Node is held to what kube-scheduler itself asks of it.
 
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
-_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 _OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 UNREGISTERED: Final = "node unregistered"
 UNJUDGED: Final = "not judged"
@@ -67,7 +66,7 @@ def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
     if node.is_closed and not _is_tolerated(closed, tolerations):
         return "the Node is cordoned (kubectl cordon)"
     for taint in node.taints:
-        if taint.effect in _EFFECTS and not _is_tolerated(taint, tolerations):
+        if taint.effect in ("NoSchedule", "NoExecute") and not _is_tolerated(taint, tolerations):
             return f"the pod does not tolerate the taint {taint.key}={taint.value}:{taint.effect}"
     for key, value in (spec.get("nodeSelector") or {}).items():
         if node.labels.get(key) != value:
@@ -147,17 +146,15 @@ class World:
         for holder in snapshot.holders:
             if holder.uid != metadata.get("uid", "") and holder.phase not in TERMINAL:
                 self.holders[holder.chosen].append(holder)
-        self.neighbours = [
-            holder
-            for holders in self.holders.values()
-            for holder in holders
-            if holder.namespace == self.namespace
-        ]
+        everyone = (holder for holders in self.holders.values() for holder in holders)
+        self.neighbours = [one for one in everyone if one.namespace == self.namespace]
         self.held = usage_of(self.neighbours)
         """What the other pods of the namespace hold."""
         self.offers = {
             name: read_offer(node.annotations, None) for name, node in self.nodes.items()
         }
+        sizes = [gpu.registered_mib for o in self.offers.values() if o for gpu in o.gpus]
+        self.greatest_mib = max(sizes, default=0)
 
     @property
     def is_complete(self) -> bool:
@@ -181,13 +178,12 @@ class World:
     def trial(self, pod: JsonObject, edit: Edit = NO_EDIT) -> Callable[[str], NodeFit]:
         """What tries the pod on a Node, by the model. Raises BadWeightsError."""
         plain, quotas = dict(pod), self.snapshot.quotas if edit.quotas is None else edit.quotas
-        wishes = Wishes(pod_requests(plain, self.settings), init_count(plain), self.steering(pod))
-        if quotas:
-            limits = Quotas(self.held, self.settings.memory_factor)
-            for quota in quotas:
-                limits.see("ADDED", dict(quota))
-            fits_quota = functools.partial(limits.fits, self.namespace)
-            wishes = dataclasses.replace(wishes, fits_quota=fits_quota)
+        limits = Quotas(self.held, self.settings.memory_factor)
+        for quota in quotas:
+            limits.see("ADDED", dict(quota))
+        fits_quota = functools.partial(limits.fits, self.namespace) if quotas else None
+        requests, inits = pod_requests(plain, self.settings), init_count(plain)
+        wishes = Wishes(requests, inits, self.steering(pod), fits_quota)
 
         def fit(name: str) -> NodeFit:
             node = self.nodes[name]
@@ -258,24 +254,14 @@ ADVICE: Final = {
     KUBE_SCHEDULER: "compare what the pod's spec asks of a Node with the Nodes",
 }
 """Where to look. A change is advised only if the scheduler's model has verified it."""
-_DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
-"""That too few GPUs fit follows from the reasons of the others, if there are others."""
 _FOREIGN: Final = (
     *("Insufficient ", "didn't ", "untolerated taint", "volume", "free ports", "Too many pods"),
 )
-REASONS: Final = frozenset(
-    {
-        *("CardNotHealth", "CardCordoned", "CardTypeMismatch", "CardUuidMismatch"),
-        *("CardTimeSlicingExhausted", "CardInsufficientMemory", "CardInsufficientCore"),
-        *("CardComputeUnitsExhausted", "ExclusiveDeviceAllocateConflict", "NumaNotFit"),
-        *("AllocatedCardsInsufficientRequest", "ResourceQuotaNotFit", "NodeInsufficientDevice"),
-        *(NODE_UNREGISTERED, KUBE_SCHEDULER),
-    }
-)
-"""The reasons of schedulers that the runbook explains."""
 _OF_CORES: Final = frozenset(
     {"CardInsufficientCore", "CardComputeUnitsExhausted", "ExclusiveDeviceAllocateConflict"}
 )
+_DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
+"""That too few GPUs fit follows from the reasons of the others, if there are others."""
 _REPORTED: Final = frozenset(
     {
         *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
@@ -283,6 +269,13 @@ _REPORTED: Final = frozenset(
     }
 )
 """Reasons that no other pod causes: only what the Node reports."""
+REASONS: Final = frozenset(
+    {
+        *(*_OF_CORES, *_DERIVED, *_REPORTED, "CardTimeSlicingExhausted", "CardInsufficientMemory"),
+        *("ResourceQuotaNotFit", KUBE_SCHEDULER),
+    }
+)
+"""The reasons of schedulers that the runbook explains."""
 
 
 class PodPlacement(msgspec.Struct, frozen=True):
@@ -313,17 +306,17 @@ def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
     fit, steering = world.trial(pod), world.steering(pod)
     names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
     fits = {name: fit(name) for name in names}
+    fitting = [name for name in names if fits[name].groups is not None]
     refused = [name for name in names if fits[name].groups is None]
     nodes: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    for name in refused:
-        found = fits[name]
+    for found in map(fits.__getitem__, refused):
         # Of the GPUs that the pod itself does not exclude, if there is one: it is about them.
-        wanted = [gpu.capacity.uuid for gpu in found.gpus if _is_wanted(gpu, steering)]
-        reasons = [found.refusals[uuid] for uuid in wanted if uuid in found.refusals]
+        wanted = (gpu.capacity for gpu in found.gpus)
+        uuids = [g.uuid for g in wanted if steering.admits_type(g) and steering.admits_uuid(g)]
+        reasons = [found.refusals[uuid] for uuid in uuids if uuid in found.refusals]
         nodes.update(frozenset(reasons or codes_of(found.reason)))
         gpus.update(reasons)
-    fitting = [name for name in names if fits[name].groups is not None]
     told = (*fitting[:FITTING_TOLD], *sorted(refused, key=lambda name: _distance(fits[name])))
     by_reason = Counter(code for name in refused for code in codes_of(fits[name].reason))
     return PodPlacement(
@@ -347,8 +340,8 @@ def _main_reason(counts: Mapping[str, int], more: Mapping[str, int]) -> str:
 
 def codes_of(reason: str) -> tuple[str, ...]:
     """The runbook's ids for the scheduler's text about one Node."""
-    if reason in {UNREGISTERED, UNJUDGED}:
-        return (NODE_UNREGISTERED if reason == UNREGISTERED else NOT_JUDGED,)
+    if own := {UNREGISTERED: NODE_UNREGISTERED, UNJUDGED: NOT_JUDGED}.get(reason):
+        return (own,)
     words = [token.rpartition(" ")[2] for token in reason.split(", ")]
     return tuple(words) if all(word in REASONS for word in words) else (KUBE_SCHEDULER,)
 
@@ -358,7 +351,6 @@ def placement_gate(
 ) -> Gate:
     """The gate of a pod without a Node. `placement`: None if the model could not be run."""
     told = (attempt.said(now),) if attempt else ()
-    is_refused = attempt is not None and attempt.stage is AttemptStage.REFUSED
     fitting = placement.fitting if placement else []
     fits = f"it fits on {counted(len(fitting), 'Node')} now"
     if fitting:
@@ -373,7 +365,7 @@ def placement_gate(
         return _nowhere(world, placement, told)
     if attempt is None:
         return _untried(world, fits if fitting else "", now)
-    if not is_refused:
+    if attempt.stage is AttemptStage.CHOSEN:
         said = fits if fitting else "the scheduler chose a Node, by its Event"
         return Gate(PLACEMENT, GateVerdict.PASSED, said)
     if not fitting:
@@ -389,7 +381,10 @@ def _refused(
     world: World, fitting: Sequence[str], fits: str, attempt: Attempt, now: dt.datetime
 ) -> Gate:
     """The gate of a pod that fits by what the Nodes report, and that was refused last."""
-    told, foreign = (attempt.said(now),), _kube_reasons(attempt.text)
+    told = (attempt.said(now),)
+    # The reasons of kube-scheduler's message that are its own rules, not HAMi's answer.
+    parts = attempt.text.partition(":")[2].partition("preemption:")[0].split(", ")
+    foreign = [part.strip().rstrip(".") for part in parts if any(m in part for m in _FOREIGN)]
     if slices := [reason for reason in foreign if "Insufficient nvidia.com/" in reason]:
         said = f"{fits}, but the Nodes that were tried offered too few slices ({slices[0]})"
         advice = (
@@ -459,8 +454,7 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
     if not placement.fits:
         reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
     requests = pod_requests(dict(world.snapshot.pod), world.settings)
-    sizes = [gpu.registered_mib for offer in world.offers.values() if offer for gpu in offer.gpus]
-    if max((one.memory_mib for one in requests if one), default=0) > max(sizes, default=0) > 0:
+    if max((one.memory_mib for one in requests if one), default=0) > world.greatest_mib > 0:
         facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
@@ -470,12 +464,6 @@ def _advice(reason: str, placement: PodPlacement | None) -> str:
     nodes = placement.nodes if placement else ()
     name = next((cap(node.name, 128) for node in nodes if reason in node.codes), "NODE")
     return ADVICE.get(reason, "").format(node=name)
-
-
-def _kube_reasons(text: str) -> Sequence[str]:
-    """The reasons of kube-scheduler's message that are its own rules, not HAMi's answer."""
-    parts = text.partition(":")[2].partition("preemption:")[0].split(", ")
-    return [part.strip().rstrip(".") for part in parts if any(mark in part for mark in _FOREIGN)]
 
 
 def _is_stale(world: World, fitting: Sequence[str], attempt: Attempt, now: dt.datetime) -> bool:
@@ -504,14 +492,10 @@ def _is_unread(world: World, fitting: Sequence[str]) -> bool:
 # Nodes and GPUs with the figures.
 
 
-def _is_wanted(gpu: GpuView, steering: Steering) -> bool:
-    return steering.admits_type(gpu.capacity) and steering.admits_uuid(gpu.capacity)
-
-
 def _distance(fit: NodeFit) -> tuple[int, int]:
     """How far a Node is from a fit: first few kinds of reasons, then much free memory."""
-    free = (gpu.capacity.registered_mib - gpu.load.memory_mib for gpu in fit.gpus)
-    return (len(codes_of(fit.reason)) + 100 * (not fit.gpus), -max(free, default=0))
+    free = max((gpu.free_mib for gpu in fit.gpus), default=0)
+    return len(codes_of(fit.reason)) + 100 * (not fit.gpus), -free
 
 
 def _verdict(
@@ -520,18 +504,13 @@ def _verdict(
     if fit.groups is not None:
         return NodeVerdict(name, is_fit=True, said="the pod fits")
     request = pod_requests(dict(pod), world.settings)[fit.position] if fit.gpus else None
-    gpus: tuple[GpuVerdict, ...] = ()
+    codes, steering, gpus = codes_of(fit.reason), world.steering(pod), []
     if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
-        steering = world.steering(pod)
-        ordered = sorted(fit.gpus, key=lambda gpu: gpu.capacity.index)
-        reasons = fit.refusals
-        gpus = tuple(
-            _gpu(gpu, reasons.get(gpu.capacity.uuid, ""), request, steering) for gpu in ordered
-        )
-    codes = codes_of(fit.reason)
-    of_cores = (
-        bool(_OF_CORES & {gpu.reason for gpu in gpus}) and "CardInsufficientMemory" not in codes
-    )
+        for gpu in sorted(fit.gpus, key=lambda gpu: gpu.capacity.index):
+            reason = fit.refusals.get(gpu.capacity.uuid, "")
+            gpus.append(_gpu(gpu, reason, request, steering))
+    reasons = {gpu.reason for gpu in gpus}
+    of_cores = not _OF_CORES.isdisjoint(reasons) and "CardInsufficientMemory" not in codes
     holders = []
     for holder in world.holders.get(name, ()):
         load = held_by(holder)
@@ -552,7 +531,7 @@ def _verdict(
         reason=fit.reason,
         said=said,
         codes=codes,
-        gpus=gpus,
+        gpus=tuple(gpus),
         has_gpus=has_gpus(node),
         biggest=tuple(text for amount, text in sorted(holders)[:HOLDERS_TOLD] if amount),
         events=agent_words(world.snapshot.node_events, now, name),
@@ -561,9 +540,9 @@ def _verdict(
 
 def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steering) -> GpuVerdict:
     has, used = gpu.capacity, gpu.load
+    types = _wanted(steering.use_types, steering.avoid_types, steering.mode)
     said = {
-        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, "
-        + _wanted(steering.use_types, steering.avoid_types, steering.mode),
+        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, {types}",
         "CardUuidMismatch": _wanted(steering.use_uuids, steering.avoid_uuids, None),
         "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
         "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} are asked for",
@@ -585,14 +564,11 @@ def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steerin
     )
 
 
-def _wanted(
-    wanted: tuple[str, ...] | None, avoided: tuple[str, ...] | None, mode: str | None
-) -> str:
-    parts = []
-    if wanted is not None:
-        parts.append(f"{cap(' or '.join(wanted), 128) or 'none'} wanted")
-    if avoided is not None:
-        parts.append(f"{cap(' or '.join(avoided), 128) or 'none'} excluded")
-    if mode is not None:
-        parts.append(f"mode {cap(mode, 64)} wanted")
-    return ", ".join(parts) or "another wanted"
+_Words = tuple[str, ...] | None
+
+
+def _wanted(use: _Words, avoid: _Words, mode: str | None) -> str:
+    parts = [(use, "wanted"), (avoid, "excluded")]
+    told = [f"{cap(' or '.join(w), 128) or 'none'} {verb}" for w, verb in parts if w is not None]
+    told += [] if mode is None else [f"mode {cap(mode, 64)} wanted"]
+    return ", ".join(told) or "another wanted"

@@ -153,11 +153,7 @@ class KubeletBooks:
             self.endpoints[resource].stop(now)
 
     def save(self) -> None:
-        """Write the checkpoint.
-
-        Raises:
-            DeviceError: the write failed; the text is the kubelet's.
-        """
+        """Write the checkpoint. Raises DeviceError: the write failed; the text is the kubelet's."""
         entries = [
             checkpoint.CheckpointEntry(*owner, resource, record.numa, bytes(record.response))
             for owner, resource, record in self.records
@@ -284,9 +280,8 @@ class DeviceAllocator:
     async def allocate(self, pod: PodSpec, container: ContainerSpec) -> None:
         """Give a container its ids, for each of its resources in random order.
 
-        Raises:
-            DeviceError: no ids; the text is the kubelet's or the plugin's.
-            KubeletPanicError: another pod's allocation began meanwhile, and this one succeeded.
+        Raises DeviceError: no ids; the text is the kubelet's or the plugin's; KubeletPanicError:
+        another pod's allocation began meanwhile, and this one succeeded.
         """
         owner = (pod.uid, container.name)
         self._pending = pod.uid
@@ -307,12 +302,8 @@ class DeviceAllocator:
     async def start(self, pod: PodSpec, container: ContainerSpec) -> ContainerAllocateResponse:
         """Prepare the start of a container, as a pod worker: missing records, PreStartContainer.
 
-        Returns:
-            the merged answers of all resources of the container.
-
-        Raises:
-            DeviceError: the container has to wait.
-            KubeletPanicError: as in `allocate`.
+        Returns the merged answers of all resources of the container. Raises DeviceError: the
+        container has to wait; KubeletPanicError: as in `allocate`.
         """
         owner, needs_ids = (pod.uid, container.name), False
         for resource in shuffled(self._chance, container.limits):
@@ -450,8 +441,7 @@ class Admitter:
     async def admit(self, pod: PodSpec) -> KubeletAdmission:
         """Run all handlers. A rejected pod is inactive at once.
 
-        Raises:
-            KubeletPanicError: see Allocator.allocate.
+        Raises KubeletPanicError: see Allocator.allocate.
         """
         self.active[pod.uid] = pod
         self._seen.note("admitting", pod=pod.uid)

@@ -110,8 +110,7 @@ def encode(content: Checkpoint) -> bytes:
 def decode(raw: bytes) -> Checkpoint:
     """The content of a file.
 
-    Raises:
-        CheckpointError: it is not JSON, has another shape, or its checksum is wrong.
+    Raises CheckpointError: it is not JSON, has another shape, or its checksum is wrong.
     """
     try:
         document = json.loads(raw)
@@ -142,8 +141,7 @@ def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None
 
     The temporary name is a dot and digits, as in the kubelet: watchers of the directory see it.
 
-    Raises:
-        OSError: the write failed; the old file is still there.
+    Raises OSError: the write failed; the old file is still there.
     """
     temporary = directory / f".{chance.randrange(10**8, 10**10)}"
     try:
@@ -161,9 +159,7 @@ def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None
 def load(directory: Path) -> Checkpoint:
     """The file's content; empty if there is no file.
 
-    Raises:
-        CheckpointError: the file is corrupt.
-        OSError: it exists but cannot be read.
+    Raises CheckpointError: the file is corrupt; OSError: it exists but cannot be read.
     """
     try:
         raw = (directory / FILE_NAME).read_bytes()

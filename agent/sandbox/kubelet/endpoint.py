@@ -125,8 +125,7 @@ class Demand:
     def still_needed(self) -> int:
         """How many ids are missing.
 
-        Raises:
-            DeviceError: the container's record holds another count.
+        Raises DeviceError: the container's record holds another count.
         """
         if self.recorded is None:
             return self.count
@@ -141,8 +140,7 @@ class Demand:
     def require_health(self, table: DeviceTable | None) -> DeviceTable:
         """Return the table if the resource can be allocated, even for a count of 0.
 
-        Raises:
-            DeviceError: unregistered, no healthy id, or a recorded id is unhealthy.
+        Raises DeviceError: unregistered, no healthy id, or a recorded id is unhealthy.
         """
         if table is None:
             raise DeviceError(f"cannot allocate unregistered device {self.resource}")
@@ -156,11 +154,7 @@ class Demand:
     def available(
         self, table: DeviceTable, in_use: Collection[str], missing: int
     ) -> frozenset[str]:
-        """The ids that can be allocated now.
-
-        Raises:
-            DeviceError: they are fewer than needed.
-        """
+        """The ids that can be allocated now. Raises DeviceError: they are fewer than needed."""
         free = table.healthy.difference(in_use)
         if len(free) < missing:
             raise DeviceError(
@@ -285,8 +279,7 @@ class PluginChannel(Channel):
     async def connect(self) -> None:
         """Connect and wait for the server's first frame.
 
-        Raises:
-            OSError: no process listens, or the connection broke before the first frame.
+        Raises OSError: no process listens, or the connection broke before the first frame.
         """
         protocol = await self.__connect__()
         if isinstance(protocol, _GreetedProtocol):
@@ -298,8 +291,7 @@ class PluginChannel(Channel):
 async def dial(path: Path) -> PluginChannel:
     """Dial a plugin; retry after 1, 1.6, 2.56 … s, for 10 s in all.
 
-    Raises:
-        DeviceError: no answer in time; the text is the kubelet's.
+    Raises DeviceError: no answer in time; the text is the kubelet's.
     """
     channel, delay = PluginChannel(path), _FIRST_REDIAL
     try:
@@ -367,8 +359,7 @@ class PluginEndpoint:
     async def follow(self, receive: Callable[[tuple[ListedDevice, ...]], None]) -> None:
         """Call ListAndWatch and pass every list to `receive` until the plugin ends the stream.
 
-        Raises:
-            PLUGIN_FAULTS: the stream ended in another way than by the plugin's return.
+        Raises PLUGIN_FAULTS: the stream ended in another way than by the plugin's return.
         """
         async for response in self._stub().list_and_watch():
             receive(_read_list(response))
@@ -376,8 +367,7 @@ class PluginEndpoint:
     async def allocate(self, ids: Iterable[str]) -> list[ContainerAllocateResponse]:
         """One Allocate with one container request, without a deadline.
 
-        Raises:
-            DeviceError: the plugin refused, has stopped or died; the text is Go's.
+        Raises DeviceError: the plugin refused, has stopped or died; the text is Go's.
         """
         request = AllocateRequest([ContainerAllocateRequest(list(ids))])
         answer = await _answered(self._stub().allocate(request))
@@ -386,11 +376,7 @@ class PluginEndpoint:
     async def prefer(
         self, available: Iterable[str], must_include: Iterable[str], size: int
     ) -> tuple[str, ...]:
-        """One GetPreferredAllocation, without a deadline.
-
-        Raises:
-            DeviceError: the call failed.
-        """
+        """One GetPreferredAllocation, without a deadline. Raises DeviceError: the call failed."""
         asked = ContainerPreferredAllocationRequest(list(available), list(must_include), size)
         request = PreferredAllocationRequest([asked])
         try:
@@ -404,8 +390,7 @@ class PluginEndpoint:
     async def pre_start(self, ids: Iterable[str]) -> None:
         """One PreStartContainer with the kubelet's deadline of 30 s.
 
-        Raises:
-            DeviceError: the call failed.
+        Raises DeviceError: the call failed.
         """
         request = PreStartContainerRequest(list(ids))
         try:

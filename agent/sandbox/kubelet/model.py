@@ -199,11 +199,8 @@ class Life:
     async def run(self, up: Callable[[], None]) -> bool:
         """Run the process. `up` is called once when both sockets are served.
 
-        Returns:
-            True if it panicked, False if exit() was called.
-
-        Raises:
-            ExceptionGroup: it could not start, or the model itself is broken.
+        Returns True if it panicked, False if exit() was called. Raises ExceptionGroup: it could not
+        start, or the model itself is broken.
         """
         panicked = False
         try:
@@ -322,8 +319,7 @@ class Life:
 def _sweep(directory: Path) -> None:
     """Create the directory, or remove the sockets in it and nothing else.
 
-    Raises:
-        OSError: it cannot be created, or a socket cannot be removed; the kubelet does not start.
+    Raises OSError: it cannot be created, or a socket cannot be removed; the kubelet does not start.
     """
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     for entry in directory.iterdir():
@@ -373,9 +369,8 @@ class KubeletModel:
     async def start(self) -> None:
         """Start the process. Returns when both sockets are served.
 
-        Raises:
-            RuntimeError: it was already started.
-            ExceptionGroup: it cannot create or remove a directory or socket.
+        Raises RuntimeError: it was already started; ExceptionGroup: it cannot create or remove a
+        directory or socket.
         """
         if self._owner is not None:
             raise RuntimeError("the kubelet model has been started already")
@@ -398,8 +393,7 @@ class KubeletModel:
 
         A second call does nothing.
 
-        Raises:
-            ExceptionGroup: the model itself was broken.
+        Raises ExceptionGroup: the model itself was broken.
         """
         owner, self._owner = self._owner, None
         if owner is None:
@@ -444,8 +438,7 @@ class KubeletModel:
     async def admit(self, pod: Json) -> KubeletAdmission:
         """Bind a pod to the node and wait for the verdict, also across restarts of the kubelet.
 
-        Raises:
-            KeyError, ValueError: it is not a Pod object.
+        Raises KeyError, ValueError: it is not a Pod object.
         """
         entry = self.node.add(read_pod(pod))
         if entry.admission is not None:

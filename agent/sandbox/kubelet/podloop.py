@@ -286,8 +286,7 @@ class KubeletPodLoop:
     async def run(self) -> None:
         """Host pods and report them, for ever.
 
-        Raises:
-            ExceptionGroup: a pod of the store is malformed, or the model is broken.
+        Raises ExceptionGroup: a pod of the store is malformed, or the model is broken.
         """
         for event in self._model.history.of("started"):
             self._started = event.elapsed

@@ -46,11 +46,7 @@ class PodSpec:
         return self.namespace, self.name
 
     def container(self, name: str) -> ContainerSpec:
-        """The container of that name.
-
-        Raises:
-            KeyError: the pod has none.
-        """
+        """The container of that name. Raises KeyError: the pod has none."""
         for container in self.containers:
             if container.name == name:
                 return container
@@ -71,9 +67,8 @@ class PodSpec:
 def read_pod(pod: Json) -> PodSpec:
     """Read a Pod object as the API server stores it.
 
-    Raises:
-        KeyError: no metadata.uid, name or containers.
-        ValueError: a limit of an extended resource is no whole number.
+    Raises KeyError: no metadata.uid, name or containers; ValueError: a limit of an extended
+    resource is no whole number.
     """
     metadata, spec = pod["metadata"], pod["spec"]
     first = [_read_container(c, is_init=True) for c in spec.get("initContainers") or ()]

@@ -80,8 +80,7 @@ class SocketServer(Server):
 
         asyncio gets a bound socket, so that no version of it removes the file at the end.
 
-        Raises:
-            OSError: the path cannot be bound.
+        Raises OSError: the path cannot be bound.
         """
         listener = _bind(path)
         try:

@@ -34,17 +34,16 @@ _SETPCAP: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that `pid` wrote at `elapsed`. `fields` is empty if it is not a JSON object."""
+    """One line that `pid` wrote. `fields` is empty if it is not a JSON object."""
 
-    elapsed: float
     pid: int
     text: str
     fields: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def event(self) -> str:
+    def event(self) -> object:
         """The name of the log event."""
-        return str(self.fields.get("event", ""))
+        return self.fields.get("event")
 
 
 class AgentLog:
@@ -52,30 +51,33 @@ class AgentLog:
 
     def __init__(self, heard: Callable[[], None]) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
-        self._lasting: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._lasting: list[LogLine] = []
         self._heard = heard
         self._copy: TextIO | None = None
 
     @contextlib.contextmanager
     def copied(self, path: Path) -> Iterator[None]:
         """Write the kept lines, and new ones while the block lasts, to a file. Raises OSError."""
-        with path.open("w", encoding="utf-8") as copy:
+        with path.open("w", encoding="utf-8", buffering=1) as copy:
+            copy.writelines(f"{line.text}\n" for line in self._lines)
             self._copy = copy
             try:
-                for line in self:
-                    self._write(line)
                 yield
             finally:
                 self._copy = None
 
-    def add(self, elapsed: float, pid: int, line: bytes) -> None:
+    def add(self, pid: int, line: bytes) -> None:
         """Keep one line."""
-        text = line[:MOST_BYTES].decode(errors="replace").rstrip()
-        found = LogLine(elapsed, pid, text, _parsed(text))
-        self._lines.append(found)
-        if found.event == LASTING:
-            self._lasting.append(found)
-        self._write(found)
+        text, fields = line[:MOST_BYTES].decode(errors="replace").rstrip(), {}
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            fields = found if isinstance(found, dict) else {}
+        told = LogLine(pid, text, fields)
+        self._lines.append(told)
+        if told.event == LASTING:
+            self._lasting.append(told)
+        if self._copy is not None:
+            self._copy.write(f"{text}\n")
         self._heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:
@@ -87,21 +89,8 @@ class AgentLog:
         """The text of the last `count` lines."""
         return [line.text for line in self._lines][-count:]
 
-    def _write(self, line: LogLine) -> None:
-        if self._copy is not None:
-            self._copy.write(f"{line.text}\n")
-            self._copy.flush()
-
     def __iter__(self) -> Iterator[LogLine]:
         return iter(tuple(self._lines))
-
-
-def _parsed(text: str) -> Mapping[str, object]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class AgentChild:
@@ -121,16 +110,15 @@ class AgentChild:
 
     async def read(self) -> None:
         """Read its log lines until it has ended."""
-        loop = asyncio.get_running_loop()
         stream = self._process.stderr
         rest = b""
         while stream is not None and (chunk := await stream.read(_CHUNK)):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                self._log.add(loop.time(), self.pid, line)
+                self._log.add(self.pid, line)
         await self._process.wait()
         self._over.set()
-        self._log.add(loop.time(), self.pid, rest)
+        self._log.add(self.pid, rest)
 
     async def wait(self) -> int:
         """Wait for its exit code. The caller sets the deadline."""
@@ -143,11 +131,7 @@ class AgentChild:
             self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone.
-
-        Raises:
-            TimeoutError: it does not end.
-        """
+        """SIGKILL, and wait until it is gone. Raises TimeoutError: it does not end."""
         self.signal(signal.SIGKILL)
         async with asyncio.timeout(KILL_DEADLINE):
             await self._over.wait()
@@ -172,8 +156,7 @@ async def start_child(
     no process behind, and it has no capabilities of root. Ctrl-C on the terminal reaches only the
     sandbox.
 
-    Raises:
-        OSError: it cannot be started.
+    Raises OSError: it cannot be started.
     """
     started = asyncio.get_running_loop().time()
     process = await asyncio.create_subprocess_exec(

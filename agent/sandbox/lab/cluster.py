@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.errors import host_port
 from agent.kit.timing import SystemClock
-from agent.ports import Clock
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
 from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
@@ -31,7 +30,7 @@ from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, sta
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import KINDS, GoneError, Json, NotFoundError, ObjectStore
+from agent.sandbox.store import Json, NotFoundError, ObjectStore
 
 # The paths of one sandbox, in one directory that is short enough for unix socket names.
 
@@ -67,8 +66,7 @@ class Places:
 def open_places(*, keep: bool = False) -> Iterator[Places]:
     """Create the directory with the files that a node has without an agent; remove or `keep` it.
 
-    Raises:
-        OSError: it cannot be created.
+    Raises OSError: it cannot be created.
     """
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) > MOST_CHARACTERS - len("/hami-12345678"):
@@ -90,8 +88,7 @@ def place_library(directory: Path, hook: Path) -> None:
 
     `directory`: the one that the agent has as vgpu/ below `hook`, its hook path.
 
-    Raises:
-        OSError: they cannot be written.
+    Raises OSError: they cannot be written.
     """
     (directory / "libvgpu.so").write_bytes(stand_in())
     (directory / "ld.so.preload").write_text(f"{hook}/vgpu/libvgpu.so\n")
@@ -99,8 +96,7 @@ def place_library(directory: Path, hook: Path) -> None:
 
 def stand_in() -> bytes:
     """What begins as a library for this machine. Raises OSError."""
-    with Path("/proc/self/exe").open("rb") as program:
-        return program.read(64) + STAND_IN
+    return Path("/proc/self/exe").read_bytes()[:64] + STAND_IN
 
 
 # The node.
@@ -201,11 +197,7 @@ class SandboxCluster:
 
     @property
     def agent(self) -> AgentChild:
-        """The agent that was started last.
-
-        Raises:
-            IndexError: no agent was started.
-        """
+        """The agent that was started last. Raises IndexError: no agent was started."""
         return self.children[-1]
 
     @property
@@ -242,11 +234,7 @@ class SandboxCluster:
         return child_environment(self.options.environ) | settings
 
     async def start_agent(self) -> AgentChild:
-        """Start an agent and read its log.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start an agent and read its log. Raises OSError: it cannot be started."""
         child = await start_child(self.command(), self.environment(), self.log)
         self.children.append(child)
         self.tasks.create_task(child.read())
@@ -267,8 +255,7 @@ class SandboxCluster:
     async def end_container(self, uid: str, container: str) -> None:
         """End a container as if by itself. Its pod worker starts it again.
 
-        Raises:
-            KeyError: the kubelet has no such pod.
+        Raises KeyError: the kubelet has no such pod.
         """
         await self.kubelet.container_died(uid, container)
         self.cgroups.sync()
@@ -276,8 +263,7 @@ class SandboxCluster:
     def submit(self, pod: Json) -> Json:
         """Create a pod as a user does: it goes through the webhook to the scheduler.
 
-        Raises:
-            StatusError: the webhook or the API server refuses it.
+        Raises StatusError: the webhook or the API server refuses it.
         """
         return self.store.create("pods", _admitted(pod, self.store, self.options))
 
@@ -314,26 +300,18 @@ class SandboxCluster:
 async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
     """Start all models, without an agent. At the end, stop and remove everything.
 
-    Raises:
-        OSError, PermissionFault: a directory or socket cannot be created, or a port not bound.
+    Raises OSError, PermissionFault: a directory or socket cannot be created, or a port not bound.
     """
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(open_places(keep=options.keep))
         stack.enter_context(_unwrapped())
         cluster = await stack.enter_async_context(_joined(options, places))
-        chance = cluster.kubelet.random
+        clock, chance = SystemClock(), cluster.kubelet.random
         scheduler = SchedulerModel(
-            cluster.store, _clock(), chance, settings=options.scheduler, eager=True
+            cluster.store, clock, chance, settings=options.scheduler, eager=True
         )
         loop = KubeletPodLoop(cluster.kubelet, cluster.store, NODE, eager=True)
-        standing = [
-            cluster.tasks.create_task(activity)
-            for activity in (
-                loop.run(),
-                scheduler.run(),
-                *(_follow(cluster.store, kind, cluster.pulse) for kind in KINDS),
-            )
-        ]
+        standing = [cluster.tasks.create_task(one.run()) for one in (loop, scheduler)]
         try:
             if not await cluster.until(lambda: "uid" in cluster.node()["metadata"], 5.0):
                 raise TimeoutError("the kubelet model did not register its Node within 5 s")
@@ -355,8 +333,9 @@ def _admitted(pod: Json, store: ObjectStore, options: LabOptions) -> Json:
 @contextlib.asynccontextmanager
 async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxCluster]:
     """Start the models around one store; stop them in reverse order."""
-    chance, clock, pulse = random.SystemRandom(), _clock(), Pulse()
+    chance, clock, pulse = random.SystemRandom(), SystemClock(), Pulse()
     store = ObjectStore(clock, chance, _HISTORY)
+    store.heard = pulse.beat
     hardware = SimulatedHardware(options.description)
     tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}
     agents, admin = tokens
@@ -417,17 +396,6 @@ def kubeconfig(server: str, token: str) -> str:
         },
         indent=2,
     )
-
-
-async def _follow(store: ObjectStore, kind: str, pulse: Pulse) -> None:
-    while True:
-        with contextlib.suppress(GoneError):
-            async for _ in store.subscribe(kind, None):
-                pulse.beat()
-
-
-def _clock() -> Clock:
-    return SystemClock()
 
 
 def free_port() -> int:
@@ -493,11 +461,7 @@ class WebAnswer:
 
 
 async def fetch(address: str, path: str) -> WebAnswer:
-    """The page at `path`.
-
-    Raises:
-        OSError, TimeoutError: no answer.
-    """
+    """The page at `path`. Raises OSError, TimeoutError: no answer."""
     try:
         async with (
             asyncio.timeout(DEADLINE),
@@ -515,8 +479,7 @@ Sample = tuple[str, dict[str, str], float]
 async def scrape(address: str) -> list[Sample]:
     """Every sample of the metrics page: name, labels, value.
 
-    Raises:
-        OSError, TimeoutError: no answer.
+    Raises OSError, TimeoutError: no answer.
     """
     page = await fetch(address, "/metrics")
     families = text_string_to_metric_families(page.text)

@@ -7,6 +7,7 @@ restarted kubelet, a killed agent, a burst; and the end.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -103,48 +104,38 @@ async def place(stage: Stage) -> None:
     await stage.until(
         "requests", lambda: journal.watches(user) >= 2, lambda: "the agent does not watch"
     )
-    placed, begun = fitting(len(stage.gpus)), list[int]()
+    placed, begun = fitting(len(stage.gpus)), len(journal.calls)
     for workload in placed:
         stage.record.note(f"pod {workload.name}: {workload.text}")
-        begun.append(len(journal.calls))
         await run_pod(stage, workload)
         check_edits(stage, f"{workload.name}.edits", [workload.name])
         await _settled(stage, workload.name)
-    calls, told, problems = list(journal.calls), list[str](), list[str]()
-    for workload, start, end in zip(placed, begun, [*begun[1:], len(calls)], strict=True):
-        made = [
-            call
-            for number, call in enumerate(calls)
-            if call.user == user and call.verb != "watch"
-            # The read after the release may come when the next pod is there.
-            if call.name == workload.name
-            or (start <= number < end and not (call.name and call.resource == "pods"))
-        ]
-        cost, unexplained = pod_requests(workload, made, _pauses(stage, workload.name))
-        told.append(cost)
-        problems += unexplained
-    stage.settle("requests", "; ".join(told), problems)
+    calls = [call for call in islice(journal.calls, begun, None) if call.user == user]
+    pauses = [gap for workload in placed for gap in _pauses(stage, workload.name)]
+    stage.settle("requests", *pod_requests(placed, calls, pauses))
     await _refuse(stage)
 
 
 def pod_requests(
-    workload: Workload, calls: Iterable[ApiCall], pauses: Sequence[float]
+    workloads: Sequence[Workload], calls: Iterable[ApiCall], pauses: Sequence[float]
 ) -> tuple[str, list[str]]:
-    """What a pod cost, in words, and each kind of request that is missing or that nothing explains.
+    """What the pods cost, in words, and each kind of request that is missing or unexplained.
 
-    Explained are a patch of the pod, one of the Node (the release of its lock), a read before each
-    answer and one after the release. After each of the `pauses` between two answers, in seconds,
-    the agent may have written what was consumed so far: one more patch of the pod.
+    For each pod are explained a patch of it, one of the Node (the release of its lock), a read
+    before each answer and one after the release. After each of the `pauses` between two answers, in
+    seconds, the agent may have written what was consumed so far: one more patch of the pod.
     """
-    answers = sum(bool(wish.gpus) for wish in workload.wishes)
-    most = Counter({"patch pods": 1 + len(pauses), "patch nodes": 1, "get pods": answers + 1})
-    made = Counter(f"{call.verb} {call.resource}" for call in calls)
-    told = ", ".join(f"{made[kind]} {kind}" for kind in most)
-    cost = f"{workload.name} ({answers} answer{'s' * (answers > 1)}): {told}"
-    if pauses and made["patch pods"] > 1:
-        cost += f" (1 more: {max(pauses):.1f} s between two answers)"
-    wrong = [f"{workload.name}: {count} {kind} too many" for kind, count in (made - most).items()]
-    wrong += [f"{workload.name}: no {kind}" for kind in list(most)[:2] if not made[kind]]
+    pods = len(workloads)
+    answers = sum(bool(wish.gpus) for workload in workloads for wish in workload.wishes)
+    most = Counter({"patch pods": pods + len(pauses), "patch nodes": pods})
+    most["get pods"] = answers + pods
+    made = Counter(f"{call.verb} {call.resource}" for call in calls if call.verb != "watch")
+    cost = f"{pods} pods with {answers} answers: "
+    cost += ", ".join(f"{made[kind]} {kind}" for kind in most)
+    if pauses and made["patch pods"] > pods:
+        cost += f" (up to {max(pauses):.1f} s between two answers)"
+    wrong = [f"{count} {kind} too many" for kind, count in (made - most).items()]
+    wrong += [f"only {made[kind]} {kind}" for kind in list(most)[:2] if made[kind] < pods]
     return cost, wrong
 
 

@@ -117,8 +117,7 @@ def is_locked(cluster: SandboxCluster) -> bool:
 def registered_gpus(cluster: SandboxCluster) -> tuple[RegisteredGpu, ...]:
     """The GPUs in the Node's register annotation; empty if there is none.
 
-    Raises:
-        MalformedText: it cannot be read.
+    Raises MalformedText: it cannot be read.
     """
     text = cluster.node_annotations().get(annotations.REGISTER)
     return decode_register(text) if text else ()
@@ -140,11 +139,7 @@ def parsed(answer: bytes) -> ContainerAllocateResponse:
 
 
 def state_on_disk(cluster: SandboxCluster) -> State:
-    """The content of the agent's state file.
-
-    Raises:
-        OSError, StateCorrupt: it cannot be read.
-    """
+    """The content of the agent's state file. Raises OSError, StateCorrupt: it cannot be read."""
     path = cluster.places.state / STATE_FILE
     try:
         return decode_state(path.read_bytes())
@@ -197,8 +192,7 @@ def differences(
 def promised(answer: ContainerAllocateResponse) -> Mapping[GpuUuid, tuple[int, int]]:
     """The limits in an answer: GPU UUID → MiB and percent of its compute.
 
-    Raises:
-        ValueError: a limit is not a number.
+    Raises ValueError: a limit is not a number.
     """
     envs = answer.envs
     percent = int(envs.get("CUDA_DEVICE_SM_LIMIT", "0"))

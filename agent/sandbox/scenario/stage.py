@@ -208,8 +208,7 @@ class ScenarioRecord:
     def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
         """Set the result of one claim: true without problems. A false claim stays false.
 
-        Raises:
-            KeyError: the claim is not in `promised`.
+        Raises KeyError: the claim is not in `promised`.
         """
         sentence, found = self.promised[claim], list(problems)
         before = self._found.get(claim, (True, ""))[0]
@@ -380,8 +379,7 @@ class Stage:
 
         The wait ends early if the agent has ended.
 
-        Raises:
-            Unmet: the condition did not come; the claim is false.
+        Raises Unmet: the condition did not come; the claim is false.
         """
         agent = self.cluster.agent
         await self.cluster.until(lambda: holds() or agent.code is not None, within)

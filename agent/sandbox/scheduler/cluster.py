@@ -7,7 +7,7 @@ reads, writes, bindings and Events share its queue. A waiting request delays onl
 
 import asyncio
 import hashlib
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -16,6 +16,8 @@ from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Notice
 from agent.sandbox.store import Json, NotFoundError, ObjectStore, StatusError
+
+log = structlog.get_logger(__name__)
 
 
 class SchedulerCluster(Protocol):
@@ -74,62 +76,41 @@ class StoreCluster:
                 return self._store.bind(namespace, bound["name"], node, uid=bound["uid"])
 
 
-class ClientQueue:
-    """The limit of a client: `burst` requests at once, then `rate` a second.
+class QueuedCluster:
+    """Another port behind the limit of a client: `burst` requests at once, then `rate` a second.
 
-    Requests are sent in the order of their calls. A rate of 0 or less means no limit.
+    Requests are sent in the order of their calls.
     """
 
-    def __init__(self, rate: float, burst: int) -> None:
-        self._allowance = Allowance(burst, 1 / rate) if rate > 0 else None
+    def __init__(self, cluster: SchedulerCluster, rate: float, burst: int) -> None:
+        self._cluster = cluster
+        self._allowance = Allowance(burst, 1 / rate)
 
     async def turn(self) -> None:
         """Wait until the next request may be sent."""
-        if self._allowance is None:
-            return
         now = asyncio.get_running_loop().time()
         wait = self._allowance.wait(now)
         self._allowance.spend(now)
         if wait:
             await asyncio.sleep(wait)
 
-
-class QueuedCluster:
-    """Implements `SchedulerCluster` over another one: each request waits for its turn."""
-
-    def __init__(self, cluster: SchedulerCluster, queue: ClientQueue) -> None:
-        self._cluster = cluster
-        self._queue = queue
-
-    async def request(
-        self,
-        verb: str,
-        resource: str,
-        namespace: str,
-        name: str,
-        body: Json | None = None,
-        *,
-        version: str | None = None,
-    ) -> Json:
+    async def request(self, *asked: Any, **more: Any) -> Json:  # noqa: ANN401 -- handed on
         """See `SchedulerCluster.request`."""
-        await self._queue.turn()
-        return await self._cluster.request(verb, resource, namespace, name, body, version=version)
+        await self.turn()
+        return await self._cluster.request(*asked, **more)
 
 
-# Events about pods: sent one after another beside the verbs; a repeated Event is counted.
-#
-# Source: client-go's tools/record: one request for each Event (POST, then PATCH for
-# the same text), and at most 25 at once and one in five minutes about the same pod.
-
-log = structlog.get_logger(__name__)
 _BURST: Final = 25
 _REFILL: Final = 300.0
-_NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class EventRecorder:
-    """Writes Events whose source is `component`; each is written when `record` returns."""
+    """Writes Events whose source is `component`; each is written when `record` returns.
+
+    Source: client-go's tools/record: one request for each Event (POST, then PATCH for the same
+    text), and at most 25 at once and one in five minutes about the same pod.
+    """
 
     def __init__(self, cluster: SchedulerCluster, clock: Clock, component: str) -> None:
         self._cluster = cluster
@@ -140,11 +121,7 @@ class EventRecorder:
         self._quotas: dict[str, Allowance] = {}
 
     async def record(self, pod: Json, notice: Notice) -> None:
-        """Write one Event about a pod, or increase the count of one with the same text.
-
-        If the API server refuses an Event, it is only logged. If a pod had too many Events, none is
-        written.
-        """
+        """Write one Event about a pod, or increase the count of one with the same text."""
         metadata = pod["metadata"]
         quota = self._quotas.setdefault(metadata["uid"], Allowance(_BURST, _REFILL))
         if quota.admit() is None:
@@ -157,18 +134,17 @@ class EventRecorder:
     async def _write(self, metadata: Json, notice: Notice) -> None:
         key, now = (metadata["uid"], notice.reason, notice.message), self._clock.now()
         name, count = self._written.get(key, ("", 0))
-        where = ("events", metadata["namespace"])
+        where, stamp = ("events", metadata["namespace"]), now.strftime(_STAMP)
         if name:
-            again = {"count": count + 1, "lastTimestamp": now.strftime(_STAMP)}
+            again = {"count": count + 1, "lastTimestamp": stamp}
             try:
                 await self._cluster.request("patch", *where, name, again)
             except NotFoundError:  # it was removed, so the count begins again
                 count = 0
         if not count:
-            moment = int(now.timestamp() * 1e6)
-            text = f"{' '.join(key)} {moment}".encode()
+            text = f"{' '.join(key)} {int(now.timestamp() * 1e6)}".encode()
             name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
-            about = {key: metadata[key] for key in _NAMED_BY}
+            about = {part: metadata[part] for part in ("namespace", "name", "uid")}
             fresh = {
                 "metadata": {"name": name, "namespace": metadata["namespace"]},
                 "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
@@ -176,8 +152,8 @@ class EventRecorder:
                 "reason": notice.reason,
                 "message": notice.message,
                 "source": {"component": self._component},
-                "firstTimestamp": now.strftime(_STAMP),
-                "lastTimestamp": now.strftime(_STAMP),
+                "firstTimestamp": stamp,
+                "lastTimestamp": stamp,
                 "count": 1,
             }
             await self._cluster.request("create", *where, name, fresh)

@@ -207,7 +207,7 @@ def _refuse_room(gpu: GpuView, share: Share) -> str | None:
     asked = share.core_percent
     is_full = has.core_percent != 0 and used.core_percent == has.core_percent
     refusals = (
-        ("CardInsufficientMemory", has.registered_mib - used.memory_mib < share.memory_mib),
+        ("CardInsufficientMemory", gpu.free_mib < share.memory_mib),
         ("CardInsufficientCore", has.core_percent - used.core_percent < asked),
         (
             "ExclusiveDeviceAllocateConflict",

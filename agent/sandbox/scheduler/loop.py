@@ -6,7 +6,7 @@ Source: kube-scheduler 1.36 (pkg/scheduler/schedule_one.go, backend/queue), as i
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -18,7 +18,7 @@ from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL, full_name, has_passed_init
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
-from agent.sandbox.store import Change, GoneError, Json, NotFoundError, ObjectStore, StatusError
+from agent.sandbox.store import Change, GoneError, Json, ObjectStore, StatusError
 
 log = structlog.get_logger(__name__)
 HTTP_TIMEOUT: Final = 30.0
@@ -29,7 +29,6 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True)
 class _UnplacedPod:
-    namespace: str
     name: str
     due: float = 0.0
     failures: int = 0
@@ -44,19 +43,15 @@ class PendingPods:
         self._scheduler_name = scheduler_name
         self._waiting: dict[str, _UnplacedPod] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def observe(self, pod: Json) -> bool:
         """Take in a pod that was added or changed. Returns True if it is new here."""
         uid = pod["metadata"]["uid"]
         if not self.is_waiting(pod):
             self.forget(uid)
             return False
-        if uid in self._waiting:
-            return False
-        self._waiting[uid] = _UnplacedPod(pod["metadata"]["namespace"], pod["metadata"]["name"])
-        return True
+        is_new = uid not in self._waiting
+        self._waiting.setdefault(uid, _UnplacedPod(pod["metadata"]["name"]))
+        return is_new
 
     def is_waiting(self, pod: Json) -> bool:
         """Whether this scheduler has to place the pod."""
@@ -68,11 +63,11 @@ class PendingPods:
         """Remove the pod."""
         self._waiting.pop(uid, None)
 
-    def due(self, now: float) -> Iterator[tuple[str, str, str]]:
-        """UID, namespace and name of the pods to try now."""
+    def due(self, now: float) -> Iterator[tuple[str, str]]:
+        """UID and name of the pods to try now."""
         for uid, waiting in list(self._waiting.items()):
             if not waiting.is_taken and waiting.due <= now:
-                yield uid, waiting.namespace, waiting.name
+                yield uid, waiting.name
 
     def next_due(self) -> float | None:
         """The loop time at which the next pod is due, or None."""
@@ -94,16 +89,15 @@ class PendingPods:
 
         kube-scheduler checks once a second which pods are due.
         """
-        if uid in self._waiting:
-            waiting = self._waiting[uid]
+        if waiting := self._waiting.get(uid):
             waiting.is_taken = False
             waiting.due = math.ceil(now + min(2.0**waiting.failures, _LONGEST_BACKOFF))
             waiting.failures += 1
 
     def stir(self) -> None:
-        """Make parked pods due after a change; pods that wait after a failure still wait.
+        """Make parked pods, and those that are being placed, due after a change.
 
-        A pod that is being placed is due as soon as it is parked.
+        Pods that wait after a failure still wait.
         """
         for waiting in self._waiting.values():
             if waiting.due == math.inf:
@@ -140,26 +134,32 @@ class SchedulerModel:
     async def run(self) -> None:
         """Schedule for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow("nodes", self._see_node))
-            group.create_task(self._follow("pods", self._see_pod))
-            group.create_task(self._follow("resourcequotas", self._see_quota))
+            for resource in ("nodes", "pods", "resourcequotas"):
+                group.create_task(self._follow(resource))
             group.create_task(self._hami.run())
             group.create_task(self._ingest_in_intervals())
             group.create_task(self._schedule(group))
 
-    async def _follow(self, resource: str, see: Callable[[Change], Awaitable[None]]) -> None:
+    async def _follow(self, resource: str) -> None:
         while True:
             for _ in ("list", "watch"):
                 await self._hami.queue.turn()
-            present = frozenset(item["metadata"]["uid"] for item in self._store.select(resource))
+            present = self._store.select(resource)
             if resource == "pods":
-                self._hami.retain_pods(present)
+                self._hami.retain_pods(frozenset(pod["metadata"]["uid"] for pod in present))
             elif resource == "resourcequotas":
-                quotas = self._store.select(resource)
-                self._hami.quotas.retain(frozenset(full_name(quota) for quota in quotas))
+                self._hami.quotas.retain(frozenset(map(full_name, present)))
             try:
                 async for change in self._store.subscribe(resource, None):
-                    await see(change)
+                    match resource:
+                        case "nodes":
+                            if await self._hami.see_node(change.type, change.object):
+                                self._stir()
+                        case "pods":
+                            self._see_pod(change)
+                        case _:
+                            self._hami.quotas.see(change.type, change.object)
+                            self._stir()
             except GoneError as gone:
                 log.warning("scheduler.watch_expired", resource=resource, reason=str(gone))
 
@@ -177,41 +177,34 @@ class SchedulerModel:
             except TimeoutError:
                 pass
             self._wake.clear()
-            for uid, namespace, name in self._pending.due(asyncio.get_running_loop().time()):
-                await self._attempt(group, uid, namespace, name)
+            for uid, name in self._pending.due(asyncio.get_running_loop().time()):
+                await self._attempt(group, uid, name)
 
-    async def _see_node(self, change: Change) -> None:
-        if await self._hami.see_node(change.type, change.object):
-            self._stir()
-
-    async def _see_pod(self, change: Change) -> None:
+    def _see_pod(self, change: Change) -> None:
         pod, uid = change.object, change.object["metadata"]["uid"]
-        before = self._pod_signatures.get(uid)
+        before = self._pod_signatures.pop(uid, None)
         self._hami.see_pod(change.type, pod)
         if change.type == "DELETED":
-            self._pod_signatures.pop(uid, None)
             self._pending.forget(uid)
             self._stir()
             return
         # What can free room for another pod when it changes.
-        self._pod_signatures[uid] = (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))
+        signature = (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))
+        self._pod_signatures[uid] = signature
         if self._pending.observe(pod):
             self._wake.set()
-        elif before is not None and before != self._pod_signatures[uid]:
+        elif before not in (None, signature):
             self._stir()
-
-    async def _see_quota(self, change: Change) -> None:
-        self._hami.quotas.see(change.type, change.object)
-        self._stir()
 
     def _stir(self) -> None:
         self._pending.stir()
         self._wake.set()
 
-    async def _attempt(self, group: asyncio.TaskGroup, uid: str, namespace: str, name: str) -> None:
+    async def _attempt(self, group: asyncio.TaskGroup, uid: str, name: str) -> None:
         """Run one scheduling cycle of one pod. Its binding cycle is a task of its own."""
-        pod = self._find_waiting(uid, namespace, name)
-        if pod is None:
+        found = self._store.select("pods", fields={"metadata.name": name})
+        pod = next((one for one in found if one["metadata"]["uid"] == uid), None)
+        if pod is None or not self._pending.is_waiting(pod):  # it went since the watch event
             self._pending.forget(uid)
             return
         self._pending.take(uid)
@@ -246,19 +239,9 @@ class SchedulerModel:
             self._pending.forget(uid)
             log.info("scheduler.pod_bound", namespace=namespace, pod=name, node=node_name)
 
-    def _find_waiting(self, uid: str, namespace: str, name: str) -> Json | None:
-        """The present pod, unless it was deleted or placed since the watch event."""
-        try:
-            pod = self._store.get("pods", namespace, name)
-        except NotFoundError:
-            return None
-        same = pod["metadata"]["uid"] == uid
-        return pod if same and self._pending.is_waiting(pod) else None
-
     async def _fail(self, pod: Json, text: str) -> None:
         """Write an Event that placing the pod failed, and retry after the back-off."""
-        metadata = pod["metadata"]
-        self._pending.delay(metadata["uid"], asyncio.get_running_loop().time())
+        self._pending.delay(pod["metadata"]["uid"], asyncio.get_running_loop().time())
         self._wake.set()
         await self._reject(pod, "SchedulerError", text)
 

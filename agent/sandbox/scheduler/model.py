@@ -47,6 +47,11 @@ class GpuView:
     capacity: RegisteredGpu
     load: Load = field(default_factory=Load)
 
+    @property
+    def free_mib(self) -> int:
+        """The memory that no pod has."""
+        return self.capacity.registered_mib - self.load.memory_mib
+
     def with_load(self, more: Load) -> "GpuView":
         """The same GPU with additional use."""
         return replace(self, load=self.load + more)
@@ -180,6 +185,11 @@ def lookup(container: Json, resource: str) -> object | None:
         if value is not None:
             return value
     return None
+
+
+def names_no_memory(container: Json) -> bool:
+    """Whether no memory is named, which asks for all of it."""
+    return all(lookup(container, key) is None for key in (MEMORY, MEMORY_PERCENT))
 
 
 def pod_requests(pod: Json, settings: SchedulerSettings) -> tuple[ContainerRequest | None, ...]:

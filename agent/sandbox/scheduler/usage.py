@@ -1,11 +1,12 @@
-"""What the scheduler knows of the cluster: pods and nodes as last seen, the use of GPUs, quotas.
+"""What the scheduler knows of pods: their use of GPUs, and quotas.
 
 Sources: HAMi v2.10 pkg/scheduler/scheduler.go:onAddPod/onUpdatePod/onDelPod, pods.go,
-pkg/device/quota.go; client-go's informers, from whose listers HAMi 2.9 and later read in Bind.
+pkg/device/quota.go.
 Kubernetes counts the requests of pods against a ResourceQuota; HAMi counts what it gave them.
 """
 
-from collections import Counter, defaultdict
+import contextlib
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,32 +23,6 @@ _PREFIX: Final = "limits."
 _KEYS: Final = {_PREFIX + MEMORY: MEMORY, _PREFIX + CORES: CORES}
 
 
-class Informers:
-    """Objects by name. Reading makes no request and may be late."""
-
-    def __init__(self) -> None:
-        self._objects: dict[tuple[str, str, str], Json] = {}
-
-    def see(self, resource: str, kind: str, obj: Json) -> None:
-        """Take in an object that was ADDED, MODIFIED or DELETED."""
-        metadata = obj["metadata"]
-        key = (resource, metadata.get("namespace", ""), metadata["name"])
-        if kind != "DELETED":
-            self._objects[key] = obj
-        elif (held := self._objects.get(key)) and held["metadata"]["uid"] == metadata["uid"]:
-            del self._objects[key]
-
-    def get(self, resource: str, namespace: str, name: str) -> Json | None:
-        """The object as it was last seen, or None."""
-        return self._objects.get((resource, namespace, name))
-
-    def retain_pods(self, uids: frozenset[str]) -> None:
-        """Drop all pods except these: the others were deleted while no watch was open."""
-        for key, obj in list(self._objects.items()):
-            if key[0] == "pods" and obj["metadata"]["uid"] not in uids:
-                del self._objects[key]
-
-
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """The shares of one pod on one node: groups as written, init containers first."""
@@ -62,10 +37,9 @@ class Reservation:
         """Per GPU: max(peak of the init containers, sum of the others)."""
         running: defaultdict[GpuUuid, Load] = defaultdict(Load)
         for group in self.groups[self.inits :]:
-            slots = Counter({share.uuid: 1 for share in group})
             for share in group:
                 running[share.uuid] += Load(0, share.memory_mib, share.core_percent)
-            for uuid in slots:
+            for uuid in {share.uuid for share in group}:
                 running[uuid] += Load(slots=1)
         if self.is_past_init:
             return running
@@ -96,22 +70,20 @@ class Usage:
         ends with the first later event in which all of them have succeeded, and never comes back.
         """
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
+        noted = metadata.get("annotations") or {}
+        node, known = noted.get(annotations.VGPU_NODE), self._reservations.get(uid)
+        is_deleted = bool(metadata.get("deletionTimestamp"))
         if pod["status"].get("phase") in TERMINAL:
             self.forget(uid)
+        elif node is None or is_deleted:
             return
-        noted = metadata.get("annotations") or {}
-        node = noted.get(annotations.VGPU_NODE)
-        known = self._reservations.get(uid)
-        if node is None:
-            return
-        if known is not None:
+        elif known is not None:
             # A late watch event can still have the node of an earlier placement.
-            if not (known.is_past_init or metadata.get("deletionTimestamp")):
-                past = has_passed_init(pod)
-                self._reservations[uid] = replace(known, is_past_init=past)
-        elif not metadata.get("deletionTimestamp"):
-            groups = _read(noted)
-            if groups is not None:
+            past = known.is_past_init or has_passed_init(pod)
+            self._reservations[uid] = replace(known, is_past_init=past)
+        else:
+            with contextlib.suppress(MalformedText):
+                groups = decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
                 namespace = metadata.get("namespace", "")
                 found = Reservation(node, groups, init_count(pod), namespace=namespace)
                 self._reservations[uid] = found
@@ -152,13 +124,6 @@ def has_passed_init(pod: Json) -> bool:
     statuses = pod["status"].get("initContainerStatuses") or ()
     ended = [((status.get("state") or {}).get("terminated") or {}) for status in statuses]
     return bool(ended) and all(end.get("exitCode") == 0 for end in ended)
-
-
-def _read(noted: Mapping[str, str]) -> Sequence[Sequence[Share]] | None:
-    try:
-        return decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
-    except MalformedText:
-        return None
 
 
 class Quotas:

@@ -8,7 +8,7 @@ requests are HAMi's, because each waits in the client's queue.
 import asyncio
 import datetime as dt
 import random
-import weakref
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
 
@@ -21,33 +21,21 @@ from agent.hami.annotations import TYPE_WORD, decode_node_lock, encode_stamp
 from agent.kit.tasks import Backoff
 from agent.model import Share
 from agent.ports import Clock
-from agent.sandbox.scheduler.cluster import (
-    ClientQueue,
-    EventRecorder,
-    QueuedCluster,
-    SchedulerCluster,
-)
+from agent.sandbox.scheduler.cluster import EventRecorder, QueuedCluster, SchedulerCluster
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Filtered, Groups, Notice, filter_pod
-from agent.sandbox.scheduler.model import (
-    COUNT,
-    RegisteredNode,
-    SchedulerSettings,
-    init_count,
-    pod_requests,
-)
+from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, init_count, pod_requests
 from agent.sandbox.scheduler.registry import REQUESTING, Registry
-from agent.sandbox.scheduler.usage import Informers, Quotas, Reservation, Usage
+from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
 from agent.sandbox.store import Json, NotFoundError, StatusError
 
-_TRIES: Final = 5
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
+"""Between the five tries of a write, as said in _STRATEGY."""
 _JITTER: Final = 0.5
 _STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
 LOCK_TIMEOUT: Final = 300
 """Seconds until a lock may be taken over."""
-LAYOUT: Final = "2006-01-02T15:04:05Z07:00"
-"""How Go writes the form of a lock's time."""
+_CONTENTION: Final = ": node lock contention"
 log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
 
@@ -76,10 +64,7 @@ class LockError(Exception):
 
 
 class ContentionError(LockError):
-    """Another existing pod holds the lock."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"{text}: node lock contention")
+    """Another existing pod holds the lock; it is not tried again."""
 
 
 class NodeLocks:
@@ -92,7 +77,7 @@ class NodeLocks:
         self._cluster = cluster
         self._clock = clock
         self._rng = rng
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def take(self, node_name: str, pod: Json) -> None:
         """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
@@ -103,17 +88,15 @@ class NodeLocks:
             StatusError: the API server refuses the read.
         """
         text = _lock_of(await self._node(node_name))
-        if text is None:
-            await self._set(node_name, pod)
-            return
-        lock = parse_lock(text)
-        if (self._clock.now() - lock.stamp).total_seconds() <= LOCK_TIMEOUT:
-            if (lock.namespace, lock.name) == _owner(pod):
-                return
-            if lock.owner is None or await self._is_alive(*lock.owner):
-                span = go_duration(LOCK_TIMEOUT)
-                raise ContentionError(f"node {node_name} has been locked within {span}")
-        await self._remove(node_name, pod, whoever=True)
+        if text is not None:
+            lock = parse_lock(text)
+            if (self._clock.now() - lock.stamp).total_seconds() <= LOCK_TIMEOUT:
+                if (lock.namespace, lock.name) == _owner(pod):
+                    return
+                if lock.owner is None or await self._is_alive(*lock.owner):
+                    said = f"node {node_name} has been locked within 5m0s"
+                    raise ContentionError(said + _CONTENTION)
+            await self._remove(node_name, pod, whoever=True)
         await self._set(node_name, pod)
 
     async def release(self, node_name: str, pod: Json) -> None:
@@ -132,21 +115,20 @@ class NodeLocks:
         async def write() -> None:
             node = await self._node(node_name)
             held = _lock_of(node)
-            if held is not None and held.endswith(",{},{}".format(*owner)):
-                return
-            if held is not None:
+            if held is None:
+                await self._patch(node, encode_node_lock(self._clock.now(), *owner))
+            elif not held.endswith(",{},{}".format(*owner)):
                 raise ContentionError(f"node {node_name} is locked")
-            await self._patch(node, encode_node_lock(self._clock.now(), *owner))
 
-        async with self._turn(node_name):
+        async with self._turns[node_name]:
             if _lock_of(await self._node(node_name)) is not None:
-                raise ContentionError(f"node {node_name} is locked")
+                raise ContentionError(f"node {node_name} is locked{_CONTENTION}")
             await self._insist("set", node_name, write)
 
     async def _remove(self, node_name: str, pod: Json, *, whoever: bool) -> None:
         """Remove the lock as first read, if it is the pod's, without an owner, or `whoever`."""
         ending = ",{},{}".format(*_owner(pod))
-        async with self._turn(node_name):
+        async with self._turns[node_name]:
             first = _lock_of(await self._node(node_name))
             if first is None or not (whoever or "," not in first or first.endswith(ending)):
                 return
@@ -168,22 +150,16 @@ class NodeLocks:
         """Try a refused write up to five times in all. ContentionError ends it at once."""
         pauses = Backoff(_PAUSES, _JITTER, self._rng)
         said = f"failed to {verb} node lock (node={node_name}, retry strategy={_STRATEGY})"
-        for tries_left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(len(_PAUSES) + 1)):
             try:
-                await write()
+                return await write()
             except ContentionError as taken:
-                raise ContentionError(
-                    f"{said}: {str(taken).removesuffix(': node lock contention')}"
-                ) from taken
+                raise ContentionError(f"{said}: {taken}{_CONTENTION}") from taken
             except StatusError as refusal:
                 if not tries_left:
                     raise LockError(f"{said}: {refusal}") from refusal
                 await asyncio.sleep(pauses.next())
-            else:
-                return
-
-    def _turn(self, node_name: str) -> asyncio.Lock:
-        return self._turns.setdefault(node_name, asyncio.Lock())
+        return None
 
     async def _node(self, node_name: str) -> Json:
         return await self._cluster.request("get", "nodes", "", node_name)
@@ -202,15 +178,6 @@ class NodeLocks:
         return True
 
 
-def go_duration(seconds: int) -> str:
-    """A duration as Go prints it, such as `5m0s`."""
-    hours, rest = divmod(seconds, 3600)
-    minutes, last = divmod(rest, 60)
-    if hours:
-        return f"{hours}h{minutes}m{last}s"
-    return f"{minutes}m{last}s" if minutes else f"{last}s"
-
-
 def parse_lock(text: str) -> NodeLock:
     """Parse a lock. Raises LockError, whose text is that of HAMi and of Go."""
     stamp, *names = text.split(",")
@@ -221,8 +188,8 @@ def parse_lock(text: str) -> NodeLock:
         return decode_node_lock(text)
     except MalformedText as malformed:
         # Go names the first part that is wrong; this one is right for a text without a year.
-        wrong = f'cannot parse "{stamp}" as "2006"'
-        raise LockError(f'parsing time "{stamp}" as "{LAYOUT}": {wrong}') from malformed
+        layout, wrong = "2006-01-02T15:04:05Z07:00", f'cannot parse "{stamp}" as "2006"'
+        raise LockError(f'parsing time "{stamp}" as "{layout}": {wrong}') from malformed
 
 
 def _lock_of(node: Json) -> str | None:
@@ -274,9 +241,8 @@ class HamiVerbs:
         self.settings = settings
         self.usage = Usage()
         self.quotas = Quotas(self.usage, settings.memory_factor)
-        self.queue = ClientQueue(settings.kube_qps, settings.kube_burst)
-        self._cluster = QueuedCluster(cluster, self.queue)
-        self._recorder = EventRecorder(self._cluster, clock, settings.scheduler_name)
+        self.queue = QueuedCluster(cluster, settings.kube_qps, settings.kube_burst)
+        self._recorder = EventRecorder(self.queue, clock, settings.scheduler_name)
         self._events: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
         self._clock = clock
         self._rng = rng
@@ -284,9 +250,10 @@ class HamiVerbs:
         self._registry = Registry()
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
-        self._seen = Informers()
-        self._locks = NodeLocks(self._cluster, clock, rng)
+        self._locks = NodeLocks(self.queue, clock, rng)
+        self._pods: dict[tuple[str, str], Json] = {}
         self._signatures: dict[str, object] = {}
+        """Pods and Nodes as last seen: the bind of HAMi 2.9 and later reads them from here."""
 
     async def run(self) -> NoReturn:
         """Send Events for ever, one after another. Events that wait at the end are lost."""
@@ -295,15 +262,14 @@ class HamiVerbs:
 
     async def see_node(self, kind: str, node: Json) -> bool:
         """Take in an event of a Node. Returns whether it can make a pod fit."""
-        name = node["metadata"]["name"]
-        self._seen.see("nodes", kind, node)
+        name, signature = node["metadata"]["name"], _signature(node)
         if kind == "DELETED":
             self._registry.forget(name)
             self._signatures.pop(name, None)
             return False
-        if self._signatures.get(name) == _signature(node):
+        if self._signatures.get(name) == signature:
             return False
-        self._signatures[name] = _signature(node)
+        self._signatures[name] = signature
         if kind == "ADDED" or self._eager:
             async with self._registering:
                 await self._ingest(node)
@@ -311,15 +277,16 @@ class HamiVerbs:
 
     def see_pod(self, kind: str, pod: Json) -> None:
         """Take in an event of a pod."""
-        self._seen.see("pods", kind, pod)
         if kind == "DELETED":
+            self._pods.pop(_owner(pod), None)
             self.usage.forget(pod["metadata"]["uid"])
         else:
+            self._pods[_owner(pod)] = pod
             self.usage.observe(pod)
 
     def retain_pods(self, uids: frozenset[str]) -> None:
         """Forget all pods except these: the others were deleted while no watch was open."""
-        self._seen.retain_pods(uids)
+        self._pods = {key: pod for key, pod in self._pods.items() if pod["metadata"]["uid"] in uids}
         self.usage.retain(uids)
 
     async def ingest(self, nodes: Sequence[Json]) -> bool:
@@ -346,12 +313,12 @@ class HamiVerbs:
             seconds = int(self._clock.now().timestamp())
             changes = placement_patch(filtered.nodes[0], filtered.groups, seconds)
             try:
-                await self._cluster.request(
+                await self.queue.request(
                     "patch", "pods", metadata["namespace"], metadata["name"], changes
                 )
             except StatusError as refusal:
                 self.usage.forget(metadata["uid"])
-                self._events.put_nowait((pod, Notice(WARNING, "FilteringFailed", str(refusal))))
+                self._tell(pod, WARNING, "FilteringFailed", str(refusal))
                 raise
         for notice in filtered.notices:
             self._events.put_nowait((pod, notice))
@@ -371,14 +338,12 @@ class HamiVerbs:
         Raises:
             BindError: a step failed; the pod's lock, also of an earlier bind, is released.
         """
-        pod = self._seen.get("pods", namespace, name)
+        pod = self._pods.get((namespace, name))
         if pod is None:
             self.usage.forget(uid)
             raise BindError(f'pod "{name}" not found')
-        if self._seen.get("nodes", "", node_name) is None:
-            self._events.put_nowait(
-                (pod, Notice(WARNING, "BindingFailed", f"failed to get node {node_name}"))
-            )
+        if node_name not in self._signatures:
+            self._tell(pod, WARNING, "BindingFailed", f"failed to get node {node_name}")
             self.usage.forget(pod["metadata"]["uid"])
             raise BindError(f'node "{node_name}" not found')
         marks = {
@@ -389,20 +354,23 @@ class HamiVerbs:
             if self._needs_lock(pod):
                 await self._locks.take(node_name, pod)
             patch = {"metadata": {"annotations": marks}}
-            await self._cluster.request("patch", "pods", namespace, name, patch)
+            await self.queue.request("patch", "pods", namespace, name, patch)
             binding = {
                 "apiVersion": "v1",
                 "kind": "Binding",
                 "metadata": {"name": name, "namespace": namespace, "uid": uid},
                 "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
             }
-            await self._cluster.request("bind", "pods", namespace, name, binding)
+            await self.queue.request("bind", "pods", namespace, name, binding)
         except (LockError, StatusError) as failure:
             await self._release(pod, node_name)
-            self._events.put_nowait((pod, Notice(WARNING, "BindingFailed", str(failure))))
+            self._tell(pod, WARNING, "BindingFailed", str(failure))
             raise BindError(str(failure)) from failure
         text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
-        self._events.put_nowait((pod, Notice(NORMAL, "BindingSucceed", text)))
+        self._tell(pod, NORMAL, "BindingSucceed", text)
+
+    def _tell(self, pod: Json, kind: str, reason: str, text: str) -> None:
+        self._events.put_nowait((pod, Notice(kind, reason, text)))
 
     async def _release(self, pod: Json, node_name: str) -> None:
         """Release the pod's lock. If that fails, only the lock's timeout ends it."""
@@ -421,11 +389,8 @@ class HamiVerbs:
         """Choose and reserve without a wait, so that the next decision counts this one."""
         uid = pod["metadata"]["uid"]
         self.usage.forget(uid)
-        registered: dict[str, RegisteredNode] = {}
-        for name in candidates:
-            state = self._registry.state(name, self.usage.loads(name))
-            if state is not None:
-                registered[name] = state
+        states = {name: self._registry.state(name, self.usage.loads(name)) for name in candidates}
+        registered = {name: state for name, state in states.items() if state is not None}
         filtered = filter_pod(pod, candidates, registered, self.settings, self._rng, self.quotas)
         if filtered.groups is not None:
             namespace = pod["metadata"]["namespace"]
@@ -442,9 +407,9 @@ class HamiVerbs:
             return
         try:
             # As in HAMi, an unused read comes first.
-            await self._cluster.request("get", "nodes", "", name)
+            await self.queue.request("get", "nodes", "", name)
             patch = {"metadata": {"annotations": writes}}
-            node = await self._cluster.request("patch", "nodes", "", name, patch)
+            node = await self.queue.request("patch", "nodes", "", name, patch)
         except StatusError as refusal:  # written again at the next ingestion
             log.info("scheduler.handshake_lost", node=name, err=str(refusal))
         else:

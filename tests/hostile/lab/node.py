@@ -309,16 +309,14 @@ class Small:
 
 @contextlib.asynccontextmanager
 async def open_node(
-    slices: int = 80, *, small: Small | None = None, web_port: int = 0, log: str = "json"
+    slices: int = 80, *, small: Small | None = None, web_port: int = 0
 ) -> AsyncIterator[Node]:
     """The agent at work, beside a neighbour that has something in its directory.
 
     Strangers may come as near as any file system lets them: nothing above is closed.
     """
     chosen = dataclasses.replace(
-        options("--log-format", log, gpus=slices // 10),
-        scheduler=SchedulerSettings().quick(),
-        web_port=web_port,
+        options(gpus=slices // 10), scheduler=SchedulerSettings().quick(), web_port=web_port
     )
     with _own_disk() as (kind, disks):
         async with open_cluster(chosen) as cluster:
@@ -374,8 +372,6 @@ def _own_disk() -> Iterator[tuple[str, Path]]:
 DEFAULT = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
 """What containerd leaves a container's root: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
 SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD, AUDIT_WRITE, SETFCAP."""
-IMMUTABLE = 9
-"""CAP_LINUX_IMMUTABLE, which a pod has to ask for."""
 
 _NEW_MOUNTS = 0x00020000
 _BIND, _PRIVATE = 0x1000, 0x44000

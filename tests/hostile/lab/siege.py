@@ -1,10 +1,8 @@
 """An attack, and whether the node withstands it: pods are served as usual, and nothing changes."""
 
-import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import stat
@@ -14,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from agent.sandbox.lab.cluster import Places, scrape
+from agent.sandbox.lab.cluster import Places
 from tests.hostile.lab.attackers import AttackTally
 from tests.hostile.lab.node import Node, Tenant
 from tests.process.agent_process import comes
@@ -92,60 +90,18 @@ def changed(before: dict[str, Entry], after: dict[str, Entry]) -> dict[str, tupl
     }
 
 
-# What was tried, how often, and how long an Allocate took meanwhile: a table for people.
-
-HEAD: Final = ("attack", "answers", "tries", "within", "usual", "median", "worst", "result")
-"""The figures of Allocate are in milliseconds."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SiegeLine:
-    """One attack. Times in seconds; `within` is its bound of time, `most` that of tries."""
-
-    name: str
-    threats: str
-    tries: int
-    most: int
-    within: float
-    usual: float
-    median: float
-    worst: float
-    result: str
-
-    def cells(self) -> tuple[str, ...]:
-        """Its texts, one for each column."""
-        times = (f"{1000 * one:.0f} ms" for one in (self.usual, self.median, self.worst))
-        tries = f"{self.tries}" if self.tries < self.most else f"{self.tries} (all)"
-        return (self.name, self.threats, tries, f"{self.within:.0f} s", *times, self.result)
+# What was tried, how often, and how long an Allocate took meanwhile, for people.
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class AttackTable:
-    """The attacks in their order, and figures that stand below it."""
+    """A line for each attack, in their order."""
 
-    lines: list[SiegeLine] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
+    lines: list[str] = dataclasses.field(default_factory=list)
 
     def text(self) -> str:
-        """A Markdown table whose columns are in line."""
-        cells = [HEAD, *(line.cells() for line in self.lines)]
-        widths = [max(len(one[column]) for one in cells) for column in range(len(HEAD))]
-        head, *rest = (_joined(one, widths) for one in cells)
-        ruler = _joined(["-" * width for width in widths], widths)
-        return "\n".join((head, ruler, *rest, "", *self.notes)).rstrip() + "\n"
-
-    def write(self, path: Path) -> None:
-        """Write it to a file, and as JSON beside that. Raises OSError."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.text())
-        rows = [dataclasses.asdict(line) for line in self.lines]
-        said = {"attacks": rows, "notes": self.notes}
-        path.with_suffix(".json").write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
-
-
-def _joined(cells: "tuple[str, ...] | list[str]", widths: list[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"| {' | '.join(padded)} |"
+        """All of them."""
+        return "\n".join([*self.lines, ""])
 
 
 TIMES: Final = 2.0
@@ -272,16 +228,6 @@ class Siege:
         assert await comes(lambda: not tenant.aside(), CLEARED), tenant.aside()
         assert not tenant.directory.exists()
 
-    async def until_kept(self) -> None:
-        """The agent says on its page that it cannot remove a directory."""
-        async with asyncio.timeout(CLEARED):
-            while not await self._kept():  # noqa: ASYNC110 -- a page tells nobody that it changed
-                await asyncio.sleep(0.1)
-
-    async def _kept(self) -> bool:
-        samples = await scrape(self.node.address)
-        return any(name == "hami_agent_directories_kept" and value for name, _, value in samples)
-
     @contextlib.contextmanager
     def noted(self, attack: Attack, tally: AttackTally) -> Iterator[None]:
         """An attack that is not withstood stands in the table, too."""
@@ -293,16 +239,10 @@ class Siege:
 
     def note(self, attack: Attack, tally: AttackTally, found: Round, result: str) -> None:
         """One more line of the table."""
+        usual, median, worst = (
+            f"{1000 * one:.0f} ms" for one in (found.usual, found.median, found.worst)
+        )
         self.table.lines.append(
-            SiegeLine(
-                attack.name,
-                attack.threats,
-                tally.tries,
-                attack.most,
-                attack.seconds,
-                found.usual,
-                found.median,
-                found.worst,
-                result,
-            )
+            f"{attack.name} (THREATS {attack.threats}): {tally.tries} of {attack.most} tries in "
+            f"{attack.seconds:.0f} s; Allocate {median} (usual {usual}, worst {worst}): {result}"
         )

@@ -35,7 +35,6 @@ FACTS: dict[str, int] = {"got": 0, "hung_up": 0}
 """`got`: what a stranger was given or could change; `hung_up`: connections that were ended."""
 IDLE = 800
 """Connections that are held at once."""
-IDS = 10_000
 
 
 def knocks() -> Iterator[int]:
@@ -122,15 +121,6 @@ def idles() -> Iterator[int]:
         kept.append(caller)
         if len(kept) > IDLE:
             kept.pop(0).close()
-        yield 1
-
-
-def ids() -> Iterator[int]:
-    """Allocate of ten thousand ids of slices that are not there, or of one id of a megabyte."""
-    many = _call(_message([f"GPU-{number:032x}-{number}" for number in range(IDS)]))
-    long = _call(_message(["x" * 1_000_000]))
-    for sent in itertools.cycle((many, long)):
-        _send(_first() + sent)
         yield 1
 
 

@@ -9,7 +9,6 @@ import itertools
 import random
 import resource
 import socket
-import struct
 import sys
 from collections.abc import Iterator
 
@@ -89,15 +88,6 @@ def garbage() -> Iterator[int]:
         yield 1
 
 
-def resets() -> Iterator[int]:
-    """Requests whose connection is reset before the answer."""
-    while True:
-        with contextlib.suppress(OSError), _connected("127.0.0.1") as caller:
-            caller.sendall(GET)
-            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        yield 1
-
-
 def deaf() -> Iterator[int]:
     """Many requests on each connection, and none of the answers is taken."""
     held: list[socket.socket] = []
@@ -110,13 +100,6 @@ def deaf() -> Iterator[int]:
             held.append(caller)
         if len(held) > HELD:
             held.pop(0).close()
-        yield 1
-
-
-def scrapes() -> Iterator[int]:
-    """The page of metrics, asked for in earnest."""
-    while True:
-        FACTS["answered"] += _told(GET).startswith(b"HTTP/1.1 200")
         yield 1
 
 

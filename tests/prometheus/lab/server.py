@@ -72,7 +72,7 @@ class Prometheus:
 
 
 def own_job(target: str) -> Json:
-    """The scrape configuration of one agent at host:port, as deploy/README.md has it."""
+    """The scrape configuration of one agent at host:port, as GUIDE.md has it."""
     return {
         "job_name": "hami-agent",
         "honor_labels": True,

@@ -20,11 +20,9 @@ from agent.cluster import (
     PodView,
     Tombstone,
 )
-from agent.hami.annotations import held_lock
 from agent.kit.cell import Cell
 from agent.ledger import ContainerKey, EditSettings, Holder, KubeletEpoch, Ledger, State
 from agent.model import Inventory, Share, SliceId, slice_id
-from agent.settle import Effect, EffectKind, SettlementFacts, pending_effects
 from agent.state import StateService
 from tests.builders import (
     NODE,
@@ -188,12 +186,6 @@ class Desk:
         self.lock(pod)
         self.admit(pod)
         return pod
-
-    def effects(self, kind: EffectKind) -> list[Effect]:
-        """What is owed, of that kind."""
-        lock, now = held_lock(self.node.value), self.clock.now()
-        found = pending_effects(SettlementFacts(self.pods.value, self.ledger, lock, now))
-        return [effect for effect in found if effect.kind is kind]
 
     async def _answer(self) -> None:
         if self.silent is not None:

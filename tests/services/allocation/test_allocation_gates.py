@@ -1,170 +1,192 @@
 """The gates that the world closes, not the decision; and that no gate is without a scene."""
 
 import asyncio
-import contextlib
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 import pytest
+from structlog.testing import capture_logs
 
-from agent.allocate.service import DISK_BUDGET
+from agent.allocate.service import DISK_BUDGET, KUBELET_BUDGET
 from agent.cluster import Phase
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.ledger import mismatch
 from tests.builders import a_container, a_row
-from tests.machine.sides import VirtualLoop, starved
-from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
+from tests.machine.sides import starved, virtual
+from tests.services.allocation.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
 from tests.unit.core.allocation.refusals import PASSING, check_refusal
 from tests.unit.core.allocation.test_matching_gates import DECIDED
 from tests.unit.core.allocation.test_plain import REFUSED as PLAIN
 
-POD = "team-a/train-1"
-Scene = Callable[[], Awaitable[Refusal]]
-DOOR = frozenset(
-    {RefusalReason.MALFORMED_REQUEST, RefusalReason.EMPTY_REQUEST, RefusalReason.STOPPING}
-)
-"""Closed by the door itself: tests/doors/test_plugin_bad_input.py and test_plugin_server.py."""
+LIBRARY = "/usr/local/vgpu/libvgpu.so"
+CHECK_BOTH = "ask the operator to check both"
+CHECK_DISK = "ask the operator to check the node's disk"
 
 
-SCENES: list[tuple[Scene, RefusalReason, str, str, str]] = []
+def hang_records(desk) -> None:
+    """The kubelet has no Get, and its checkpoint file cannot be read."""
+    desk.witness.supported = False
+    desk.records.delay = 1000.0
 
 
-def closes(gate: RefusalReason, wrong: str, todo: str, pod: str = "") -> Callable[[Scene], Scene]:
-    """The scene closes that gate, which says what is wrong and what to do, of which pod."""
+CLOSED = {
+    "a silent kubelet": (
+        lambda desk: setattr(desk.witness, "failures", [KubeletError("no such socket")] * 3),
+        (RefusalReason.WITNESS_SILENT, "no such socket", "controller starts it again"),
+        ("find-pod", False),
+    ),
+    "a kubelet that hangs": (
+        lambda desk: setattr(desk.witness, "hung", True),
+        (RefusalReason.OUT_OF_TIME, "which pod", CHECK_BOTH),
+        ("find-pod", False),
+    ),
+    "its file hangs": (
+        hang_records,
+        (RefusalReason.OUT_OF_TIME, "disk did not say in time which pod this is", CHECK_BOTH),
+        ("find-pod", False),
+    ),
+    "a full disk": (
+        lambda desk: desk.disk.faults.fail_at(0, errno.ENOSPC, times=50),
+        (RefusalReason.STATE_UNWRITABLE, "ENOSPC", CHECK_DISK),
+        ("disk", True),
+    ),
+    "a disk that hangs": (
+        lambda desk: desk.disk.gate.clear(),
+        (RefusalReason.STATE_UNWRITABLE, "the disk has not answered", CHECK_DISK),
+        ("disk", True),
+    ),
+    "no directory": (
+        lambda desk: setattr(desk.hooks, "failure", StateError("/usr/local/vgpu is read-only")),
+        (RefusalReason.HOST_DIRECTORY, "read-only", "hook path"),
+        ("directory", True),
+    ),
+    "a directory that hangs": (
+        lambda desk: desk.hooks.gate.clear(),
+        (RefusalReason.HOST_DIRECTORY, "the disk has not answered", "hook path"),
+        ("directory", True),
+    ),
+    "a hook path that hangs": (
+        lambda desk: setattr(desk.hooks, "hanging", "facts"),
+        (RefusalReason.HOST_DIRECTORY, "hook path", "hook path"),
+        ("hook-path", False),
+    ),
+    "no library": (
+        lambda desk: setattr(desk.hooks, "missing", (LIBRARY,)),
+        (RefusalReason.NO_LIBRARY, f"{LIBRARY} missing", "ask the operator to install it"),
+        ("find-pod", True),
+    ),
+}
+"""What is wrong; gate, what is wrong and what to do in words; the step, and if the pod is known."""
 
-    def noted(scene: Scene) -> Scene:
-        SCENES.append((scene, gate, wrong, todo, pod))
-        return scene
 
-    return noted
-
-
-async def refused(call: Awaitable[object]) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        await call
-    return caught.value
-
-
-@contextlib.asynccontextmanager
-async def a_bound_pod() -> AsyncIterator[Desk]:
+@pytest.mark.parametrize("disabled", [False, True])
+@pytest.mark.parametrize(("break_it", "refusal", "logged"), CLOSED.values(), ids=CLOSED)
+async def test_what_fails_or_hangs_is_named_and_what_to_do(break_it, refusal, logged, disabled):
+    """Also for a container that wants no HAMi-core: its mounts would hinder an installation."""
+    gate, wrong, todo = refusal
     async with a_desk() as desk:
-        desk.bind(placed(1))
-        yield desk
+        pod = desk.bind(placed(1, containers=(a_container(control_disabled=disabled),)))
+        break_it(desk)
+        began = asyncio.get_running_loop().time()
+        with capture_logs() as logs, pytest.raises(Refusal) as caught:
+            await desk.service.allocate(ids(1))
+        took = asyncio.get_running_loop().time() - began
+        desk.disk.gate.set()
+        assert gate is not RefusalReason.NO_LIBRARY or set() == desk.hooks.names
+
+    check_refusal(caught.value, gate, wrong=wrong, todo=todo)
+    assert caught.value.transient
+    assert {("refused", gate.name.lower()): 1} == desk.results
+    (line,) = [entry for entry in logs if entry["event"] == "alloc.refused"]
+    step, is_known = logged
+    told = ("team-a", pod.name, "main") if is_known else (None, None, None)
+    keys = ("gate", "step", "ns", "pod", "ctr")
+    assert (gate.value, step, *told) == tuple(line.get(key) for key in keys)
+    assert took <= KUBELET_BUDGET + DISK_BUDGET
 
 
-@closes(RefusalReason.WITNESS_SILENT, "no such socket", "controller starts it again")
-async def the_kubelet_is_silent() -> Refusal:
-    async with a_bound_pod() as desk:
-        desk.witness.failures = [KubeletError("no such socket")] * 3
-        return await refused(desk.service.allocate(ids(1)))
-
-
-@closes(
-    RefusalReason.OUT_OF_TIME,
-    "the node's disk did not say in time which pod this is",
-    "ask the operator to check both",
-)
-async def the_kubelets_file_cannot_be_read() -> Refusal:
-    async with a_bound_pod() as desk:
-        desk.witness.supported = False  # then it reads the file
-        desk.records.delay = DISK_BUDGET + 1
-        return await refused(desk.service.allocate(ids(1)))
-
-
-@closes(RefusalReason.STARVED, "too little CPU", "raise its CPU request")
-async def the_agent_is_starved() -> Refusal:
-    async def ask() -> Refusal:
+@pytest.mark.parametrize("is_bound", [True, False], ids=["the kubelet's file", "the API server"])
+def test_an_agent_that_is_starved_blames_nobody_else(is_bound):
+    @virtual
+    async def ask():
         async with a_desk() as desk, starved(0.01):
             desk.silent = asyncio.Event()
-            return await refused(desk.service.allocate(ids(1)))
+            if is_bound:
+                desk.bind(placed(1))
+                hang_records(desk)
+            with pytest.raises(Refusal) as caught:
+                await desk.service.allocate(ids(1))
+        gate = RefusalReason.STARVED
+        check_refusal(caught.value, gate, wrong="too little CPU", todo="raise its CPU request")
 
-    return await _alone(ask)
-
-
-@closes(RefusalReason.STARVED, "too little CPU", "raise its CPU request")
-async def the_agent_is_starved_at_the_kubelets_file() -> Refusal:
-    async def ask() -> Refusal:
-        async with a_bound_pod() as desk, starved(0.01):
-            desk.witness.supported = False  # then it reads the file
-            desk.records.delay = 1000.0
-            return await refused(desk.service.allocate(ids(1)))
-
-    return await _alone(ask)
+    ask()
 
 
-async def _alone(ask: Callable[[], Coroutine[object, object, Refusal]]) -> Refusal:
-    """On a loop of its own, which starves alone."""
-
-    def run() -> Refusal:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(ask())
-
-    return await asyncio.to_thread(run)
-
-
-@closes(RefusalReason.PODS_UNKNOWN, "could not ask the API server", "controller starts it again")
-async def the_api_server_is_away() -> Refusal:
+async def test_without_an_api_server_nobody_knows_the_pod():
     async with a_desk() as desk:
         desk.refresh_error = ApiError("connection refused")
-        return await refused(desk.service.allocate(ids(1)))
+        with pytest.raises(Refusal) as caught:
+            await desk.service.allocate(ids(1))
+    check_refusal(
+        caught.value,
+        RefusalReason.PODS_UNKNOWN,
+        wrong="could not ask the API server",
+        todo="controller starts it again",
+    )
 
 
-@closes(RefusalReason.OVERLAP, "several containers at once", "asks again in a few seconds", "")
-async def two_calls_overlap() -> Refusal:
-    async with a_bound_pod() as desk:
+async def test_of_two_calls_that_overlap_the_older_one_is_refused():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
         await desk.service.allocate(ids(1))
         desk.see(placed(1, phase=Phase.RUNNING))
         desk.epoch = NEXT_EPOCH
-        other = placed(
-            2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=(a_container(count=2),)
-        )
+        text = f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;"
+        other = placed(2, text, containers=(a_container(count=2),))
         desk.hooks.gate.clear()
         async with asyncio.TaskGroup() as group:
-            replay = group.create_task(refused(desk.service.allocate(ids(9))))
+            replay = group.create_task(_refused(desk.service.allocate(ids(9))))
             await asyncio.sleep(0.01)
             desk.bind(other)
             group.create_task(desk.service.allocate(ids(5, 6)))
             await asyncio.sleep(0.01)
             desk.hooks.gate.set()
-        return replay.result()
+    check_refusal(
+        replay.result(),
+        RefusalReason.OVERLAP,
+        wrong="several containers at once",
+        todo="asks again in a few seconds",
+    )
 
 
-@closes(RefusalReason.STATE_UNWRITABLE, "ENOSPC", "ask the operator to check the node's disk")
-async def the_disk_is_full() -> Refusal:
-    async with a_bound_pod() as desk:
-        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
-        return await refused(desk.service.allocate(ids(1)))
+async def _refused(call) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await call
+    return caught.value
 
 
-@closes(RefusalReason.HOST_DIRECTORY, "read-only", "hook path")
-async def a_directory_cannot_be_made() -> Refusal:
-    async with a_bound_pod() as desk:
-        desk.hooks.failure = StateError("/usr/local/vgpu is read-only")
-        return await refused(desk.service.allocate(ids(1)))
+def test_a_row_of_another_gpu_is_a_refusal_of_its_start():
+    check_refusal(
+        mismatch(a_row(slice_ids=ids(0, gpu=1), offered=True)),
+        RefusalReason.OTHER_GPU_BOOKED,
+        wrong="booked slices of",
+        todo="create the pod again",
+    )
 
 
-@closes(
-    RefusalReason.NO_LIBRARY, "/usr/local/vgpu/libvgpu.so missing", "ask the operator to install it"
-)
-async def the_library_is_missing() -> Refusal:
-    async with a_bound_pod() as desk:
-        desk.hooks.missing = ("/usr/local/vgpu/libvgpu.so",)
-        return await refused(desk.service.allocate(ids(1)))
-
-
-@closes(RefusalReason.OTHER_GPU_BOOKED, "booked slices of", "create the pod again")
-async def the_kubelet_booked_another_gpu() -> Refusal:
-    return mismatch(a_row(slice_ids=ids(0, gpu=1), offered=True))
-
-
-@pytest.mark.parametrize(("ask", "gate", "wrong", "todo", "pod"), SCENES)
-async def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(ask, gate, wrong, todo, pod):
-    check_refusal(await ask(), gate, wrong=wrong, todo=todo, pod=pod)
+DOOR = {RefusalReason.MALFORMED_REQUEST, RefusalReason.EMPTY_REQUEST, RefusalReason.STOPPING}
+"""Closed by the door itself: tests/doors/test_plugin_bad_input.py and test_plugin_server.py."""
+ALONE = {
+    RefusalReason.STARVED,
+    RefusalReason.PODS_UNKNOWN,
+    RefusalReason.OVERLAP,
+    RefusalReason.OTHER_GPU_BOOKED,
+}
+"""Those with a test of their own above."""
 
 
 def test_each_gate_has_a_scene_that_closes_it():
-    scenes = {row[1] for row in (*SCENES, *PLAIN.values())}
-    assert set(RefusalReason) == DECIDED | DOOR | scenes
+    scenes = {row[1] for row in PLAIN.values()} | {row[1][0] for row in CLOSED.values()}
+    assert set(RefusalReason) == DECIDED | DOOR | ALONE | scenes
 
 
 def test_what_the_runbook_calls_passing_are_gates():
@@ -173,42 +195,3 @@ def test_what_the_runbook_calls_passing_are_gates():
         < PASSING
         < set(RefusalReason)
     )
-
-
-# Without HAMi-core on the node no limit would be kept: such an answer is none.
-
-
-LIBRARY = "/usr/local/vgpu/libvgpu.so"
-
-
-async def refused_without_library(asked):
-    with pytest.raises(Refusal) as caught:
-        await asked
-    assert RefusalReason.NO_LIBRARY is caught.value.gate
-    assert caught.value.transient
-    return caught.value.sentence
-
-
-@pytest.mark.parametrize("disabled", [False, True])
-async def test_a_container_is_refused_with_what_is_missing_and_nothing_is_written(disabled):
-    """Also one that wants no HAMi-core: its mounts would stand in the way of the installation."""
-    async with a_desk() as desk:
-        desk.bind(placed(1, containers=(a_container(control_disabled=disabled),)))
-        desk.hooks.missing = (LIBRARY,)
-
-        sentence = await refused_without_library(desk.service.allocate(ids(1)))
-
-        assert LIBRARY in sentence
-        assert "ask the operator to install it" in sentence
-        assert ((), set()) == (desk.ledger.rows, desk.hooks.names)
-
-
-async def test_a_container_that_was_answered_before_is_answered_again():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        first = await desk.service.allocate(ids(1))
-        desk.lock(None)
-        desk.epoch = NEXT_EPOCH
-        desk.hooks.missing = (LIBRARY,)
-
-        assert first == await desk.service.allocate(ids(1))

@@ -15,13 +15,6 @@ from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
 
 
-async def test_the_annotated_gpu_is_offered():
-    async with a_desk() as desk:
-        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-
-        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
-
-
 async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_waited_for():
     async with a_desk() as desk, asyncio.TaskGroup() as group:
         pod = placed(1, f"{G2},NVIDIA,3000,30:;")
@@ -92,16 +85,6 @@ async def test_an_offer_counts_for_one_answer():
 
         (again,) = desk.ledger.rows
         assert (True, False) == (row.offered, again.offered)
-
-
-async def test_an_offer_is_taken_back_when_the_next_one_cannot_be_made():
-    async with a_desk() as desk:
-        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-        await desk.service.prefer(OFFERED, (), 1)
-        await desk.service.prefer(ids(0, 1), (), 1)
-        await desk.service.allocate(ids(0))
-
-        assert [False] == [row.offered for row in desk.ledger.rows]
 
 
 async def test_a_kubelet_that_hangs_costs_little_time():

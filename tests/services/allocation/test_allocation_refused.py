@@ -5,7 +5,6 @@ import errno
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
 from agent.allocate.service import (
     API_BUDGET,
@@ -39,19 +38,6 @@ async def refused(desk, gate, count=1):
 
 def elapsed():
     return asyncio.get_running_loop().time()
-
-
-async def test_a_kubelet_that_hangs_is_refused_within_the_budget():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.witness.hung = True
-        began = elapsed()
-
-        refusal = await refused(desk, RefusalReason.OUT_OF_TIME)
-
-        assert KUBELET_BUDGET == pytest.approx(elapsed() - began)
-        assert refusal.transient
-        assert () == desk.ledger.rows
 
 
 @pytest.mark.parametrize(
@@ -251,72 +237,4 @@ async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
 
 
-@pytest.mark.parametrize(
-    ("pod", "gate"),
-    [(None, RefusalReason.NO_POD_ADMITTED), (placed(1, annotations={}), RefusalReason.WRONG_NODE)],
-    ids=["no pod can be told", "the pod of the API server is"],
-)
-async def test_a_refusal_that_no_pod_can_be_told_is_an_event_on_the_node(pod, gate):
-    async with a_desk() as desk:
-        if pod is not None:
-            desk.bind(pod)
-        refusal = await refused(desk, gate)
-
-        events = [(one.reason, one.text, one.warning, one.pod) for one in desk.said]
-        wanted = [("AllocationRefused", str(refusal), True, "")] if pod is None else []
-        assert wanted == events
-
-
 # A call that ran out of time says what it was about, and of which pod, where that is known.
-
-
-async def refused_and_logged(desk):
-    with capture_logs() as logs, pytest.raises(Refusal) as caught:
-        await desk.service.allocate(ids(1))
-    assert caught.value.transient
-    (line,) = [entry for entry in logs if entry["event"] == "alloc.refused"]
-    return caught.value, line
-
-
-@pytest.mark.parametrize(
-    ("hang", "gate", "words", "told"),
-    [
-        (
-            lambda desk: desk.disk.gate.clear(),
-            RefusalReason.STATE_UNWRITABLE,
-            "the disk has not answered",
-            ("disk", "team-a", "train-1", "main"),
-        ),
-        (
-            lambda desk: desk.hooks.gate.clear(),
-            RefusalReason.HOST_DIRECTORY,
-            "the disk has not answered",
-            ("directory", "team-a", "train-1", "main"),
-        ),
-        (
-            lambda desk: setattr(desk.hooks, "hanging", "facts"),
-            RefusalReason.HOST_DIRECTORY,
-            "hook path",
-            ("hook-path", None, None, None),
-        ),
-        (
-            lambda desk: setattr(desk.witness, "hung", True),
-            RefusalReason.OUT_OF_TIME,
-            "which pod",
-            ("find-pod", None, None, None),
-        ),
-    ],
-    ids=["disk", "directory", "hook path", "kubelet"],
-)
-async def test_what_hangs_is_named_and_not_the_search_for_the_pod(hang, gate, words, told):
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        hang(desk)
-
-        refusal, line = await refused_and_logged(desk)
-        desk.disk.gate.set()
-
-    assert gate is refusal.gate
-    assert words in refusal.sentence
-    assert gate.value == line["gate"]
-    assert told == tuple(line.get(key) for key in ("step", "ns", "pod", "ctr"))

@@ -6,11 +6,9 @@ import errno
 
 import pytest
 
-from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason, StateError
-from agent.kit.timing import BEGUN, CLOSE
+from agent.kit.timing import CLOSE
 from agent.ledger import ContainerEdits, Holder
-from agent.model import Inventory
 from agent.reconcile import PERIOD, QUIET
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import HOLDER, NEXT, a_plain_row, ids
@@ -38,19 +36,6 @@ async def test_an_answer_has_a_row_and_a_directory():
         assert (ids(3), False) == (row.slice_ids, row.confirmed)
         assert {directory(edits)} == node.hooks.names == node.directories()
         assert {("ok", ""): 1} == node.results
-
-
-async def test_no_answer_is_given_before_its_row_is_on_disk():
-    async with a_node() as node:
-        node.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            call = group.create_task(node.service.allocate(ids(0)))
-            await asyncio.sleep(DISK_BUDGET - 0.1)
-            assert not call.done()
-            assert set() == node.hooks.names
-            node.disk.gate.set()
-
-        assert call.result() == node.rows[0].edits
 
 
 async def outcome(node, wanted) -> ContainerEdits | Refusal:
@@ -122,16 +107,6 @@ async def test_the_same_ids_from_the_next_kubelet_get_another_directory_and_the_
         assert {("ok", ""): 2} == node.results
 
 
-async def test_what_cannot_be_given_leaves_nothing_behind():
-    async with a_node() as node:
-        assert RefusalReason.UNKNOWN_GPU is (await refused(node, ids(0, gpu=9))).gate
-        node.inventory.set(Inventory())
-        assert RefusalReason.UNKNOWN_GPU is (await refused(node, ids(0))).gate
-
-        assert (0, ()) == (node.disk.writes, node.rows)
-        assert {("refused", "unknown_gpu"): 2} == node.results
-
-
 async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():
     async with a_node() as node:
         node.hooks.failure = StateError("vgpu is a link")
@@ -143,16 +118,6 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
         assert "vgpu is a link" in refusal.sentence
         await asyncio.sleep(130)
         assert () == node.rows
-
-
-async def test_a_preference_is_for_gpus_side_by_side_and_free_ids_first():
-    async with a_node(a_plain_row(slice_ids=ids(0))) as node:
-        offered = (*ids(0, 1), *ids(0, 1, gpu=1))
-
-        assert (*ids(0, gpu=1), *ids(1)) == await node.service.prefer(offered, ids(0, gpu=1), 2)
-        await asyncio.sleep(BEGUN)
-        assert ids(1) == (await node.service.prefer(ids(0, 1), (), 1))
-        assert () == await node.service.prefer(ids(0), (), 2)
 
 
 # Plain mode and the kubelet agree: after bursts, at each kubelet, and when a pod ends.
@@ -190,19 +155,6 @@ async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():
         await asyncio.sleep(1)
         assert before + 1 == node.witness.lists
         assert all(row.holder for row in node.rows)
-
-
-async def test_a_container_that_nobody_here_answered_is_adopted_without_a_directory():
-    async with a_node() as node:
-        node.book(OTHER, ids(11, 4))
-        await asyncio.sleep(2)
-        (row,) = node.rows
-
-        assert (OTHER, True, ids(11, 4)) == (row.holder, row.adopted, row.slice_ids)
-        assert set() == node.hooks.names
-        node.end(OTHER)
-        await asyncio.sleep(2 * PERIOD + 3)
-        assert not node.rows
 
 
 async def test_slices_whose_row_could_not_be_closed_are_answered_again_once_the_disk_is_well():

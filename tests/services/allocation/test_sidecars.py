@@ -38,20 +38,9 @@ async def run(desk, pod):
             desk.witness.admit(pod, **held)
 
 
-def past_init(pod):
-    """The same pod once it runs."""
-    containers = tuple(
-        msgspec.structs.replace(one, has_run=True, succeeded=one.role is Role.INIT)
-        for one in pod.containers
-    )
-    return msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=containers)
-
-
 OVERSOLD = {
     "a sidecar and an app each": ("s30000 a30000", "s30000 a30000", 120000),
-    "two sidecars": ("s20000 s20000 a20000", "s10000 a20000", 90000),
     "init after a sidecar": ("s30000 i40000 a1000", "s5000 a20000", 95000),
-    "init before a sidecar": ("i40000 s30000 a30000", "a30000", 90000),
 }
 
 
@@ -74,39 +63,33 @@ async def test_a_pod_that_truly_fits_is_served_although_hami_counts_a_peak_that_
     async with a_desk() as desk:
         pod = a_pod_of(1, "i60000 s1000 a10000")
         await run(desk, pod)
-        desk.see(past_init(pod))
+        containers = tuple(
+            msgspec.structs.replace(one, has_run=True, succeeded=one.role is Role.INIT)
+            for one in pod.containers
+        )
+        desk.see(msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=containers))
         await run(desk, a_pod_of(2, "a70000"))
 
         assert [] == desk.said
         assert 4 == len(desk.ledger.rows)
 
 
-ALONE = ("s50000 a50000", "s50000 i50000 a1", "s30000 s30000 a30000", "i1 s50000 a50000")
-
-
-@pytest.mark.parametrize("text", ALONE)
-async def test_a_pod_that_alone_is_more_than_the_gpu_is_refused_and_told_what_to_do(text):
+@pytest.mark.parametrize(
+    ("pods", "text", "refreshes"),
+    [
+        (["s50000 a50000"], "let its containers ask for less", 0),
+        (["i1 s50000 a50000"], "let its containers ask for less", 0),
+        (["s40000 a40000", "a50000"], "130000 MiB of memory promised, and it has 81559", 1),
+    ],
+    ids=["alone", "alone, behind an init container", "with another one, and no pod has ended"],
+)
+async def test_what_is_too_much_by_both_sums_is_refused(pods, text, refreshes):
     async with a_desk() as desk:
-        with pytest.raises(Refusal, match="let its containers ask for less") as caught:
-            await run(desk, a_pod_of(1, text))
+        *before, last = [a_pod_of(number, words) for number, words in enumerate(pods, 1)]
+        for pod in before:
+            await run(desk, pod)
+        with pytest.raises(Refusal, match=text) as caught:
+            await run(desk, last)
 
         assert RefusalReason.MEMORY_EXCEEDED is caught.value.gate
-        assert 0 == desk.refreshes
-
-
-@pytest.mark.parametrize("text", ["s40000 a41559", "i81559 s40000 a41559", "s40000 i41559 a41559"])
-async def test_a_pod_that_just_fits_alone_is_served(text):
-    async with a_desk() as desk:
-        await run(desk, a_pod_of(1, text))
-        assert [] == desk.said
-
-
-async def test_a_pod_is_refused_where_both_sums_are_too_much_and_no_pod_has_ended():
-    async with a_desk() as desk:
-        await run(desk, a_pod_of(1, "s40000 a40000"))
-        desk.bind(a_pod_of(2, "a50000"))
-        with pytest.raises(Refusal, match="130000 MiB of memory promised, and it has 81559") as no:
-            await desk.service.allocate(ids(9))
-
-        assert RefusalReason.MEMORY_EXCEEDED is no.value.gate
-        assert 1 == desk.refreshes
+        assert refreshes == desk.refreshes

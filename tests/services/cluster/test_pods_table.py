@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agent.cluster import NodeEvent, Phase, PodTable
+from agent.cluster import NodeEvent, PodTable
 from agent.errors import ApiError
 from agent.kit.cell import Cell
 from agent.kube.objects import KEEP, LISTS, LISTS_REFILL, PodWatch
@@ -81,26 +81,6 @@ async def test_pods_are_counted_by_another_name_without_asking_the_api_server():
 
     assert ["three"] == counted()
     assert [new] == [one.resource for one in table.value.tombstones[0].pod.gpu_containers]
-    assert 1 == api.calls["list_pods"]
-
-
-async def test_new_changed_and_deleted_pods_are_followed():
-    async with following_one() as (api, room):
-        assert (["one"], True, False) == (
-            *(room.names, room.table.value.synced),
-            room.table.value.stale,
-        )
-        api.put_pod(TWO)
-        api.put_pod(msgspec.structs.replace(ONE, phase=Phase.RUNNING))
-        await asyncio.sleep(0.1)
-        assert ["one", "two"] == room.names
-        assert Phase.RUNNING == room.table.value.pods[ONE.uid].phase
-        api.delete_pod(*ONE.key)
-        await asyncio.sleep(0.1)
-
-        assert ["two"] == room.names
-        assert ["one"] == room.graves
-
     assert 1 == api.calls["list_pods"]
 
 
@@ -211,18 +191,6 @@ async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_t
 # One LIST on demand: as new as the question, shared by those who ask at the same time.
 
 
-async def test_a_refresh_shows_what_the_watch_has_not_delivered_yet():
-    async with following(api := FakeApi()) as room:
-        api.lag = 30
-        api.put_pod(ONE)
-        await asyncio.sleep(0.1)
-        assert [] == room.names
-        table = await room.pods.refresh()
-
-        assert ONE.uid in table.pods
-        assert table == room.table.value
-
-
 async def test_late_frames_do_not_undo_a_refresh():
     api = FakeApi()
     api.put_pod(ONE)
@@ -263,19 +231,6 @@ async def test_who_asks_during_a_list_waits_for_the_next_one():
 
         assert ONE.uid in second.result().pods
         assert 3 == api.calls["list_pods"]
-
-
-async def test_a_list_that_hangs_holds_up_no_later_one():
-    async with following(api := FakeApi()) as room:
-        api.delay = 60
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.6):
-                await room.pods.refresh()
-        api.delay = 0
-        async with asyncio.timeout(0.6):
-            table = await room.pods.refresh()
-
-        assert table.synced
 
 
 @pytest.mark.parametrize(

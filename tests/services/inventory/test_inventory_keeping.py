@@ -23,7 +23,7 @@ from agent.model import (
     slice_id,
 )
 from tests.builders import a_gpu, a_health, a_uuid
-from tests.fakes.clock import START, ManualClock
+from tests.fakes.clock import ManualClock
 
 # A keeper of the inventory with its cells and its lists.
 
@@ -105,18 +105,6 @@ def test_nothing_is_published_or_listed_before_the_first_scan():
     bench.hold()
     bench.scan()
     assert SliceList(generation=1) == bench.slices.value
-
-
-def test_a_found_gpu_is_shared_as_the_settings_say_and_is_ok_from_then_on():
-    settings = SharingSettings(split_count=4, memory_scaling=1.5, core_scaling=0.5)
-    bench = KeepingBench(settings)
-    bench.scan(a_gpu(name="Tesla T4", memory_mib=15361))
-    gpu = bench.inventory.value.gpus[0]
-
-    assert (4, 23041, 50) == (gpu.split_count, gpu.registered_mib, gpu.core_percent)
-    assert ("NVIDIA-Tesla T4", "hami-core") == (gpu.type_name, gpu.mode)
-    assert (Condition.OK, START) == (gpu.health.condition, gpu.health.since)
-    assert "570.1" == bench.inventory.value.driver_version
 
 
 def test_a_scan_or_a_verdict_raises_the_generation_once_and_only_if_it_is_new(bench):
@@ -229,13 +217,6 @@ def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_anno
     assert {G1: 1} == bench.kept
 
 
-def test_it_leaves_when_the_driver_lists_it_no_more_and_describes_all_others():
-    bench = remembering()
-    bench.scan(*gpus(0), faults=(REFUSED,))
-    bench.scan(*gpus(0))
-    assert {} == bench.kept
-
-
 @pytest.mark.parametrize(
     ("settings", "fault", "named"),
     [
@@ -290,15 +271,3 @@ def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_no
         [group.healthy for group in listed.groups] for listed in lists
     ]
     assert [0, 0, 0, 1] == [group.numa for group in lists[0].groups]
-
-
-def test_held_ids_stay_listed_when_the_split_count_falls_and_so_does_a_gpu_that_vanished(bench):
-    assert tuple(slice_id(G1, n) for n in range(10)) == ids(bench, 1)
-    bench.keeper.hold({G0: (slice_id(G0, 7),)})
-    bench.settings.set(SharingSettings(split_count=2))
-    bench.scan(*gpus(1))
-    assert (slice_id(G0, 0), slice_id(G0, 7)) == ids(bench)
-    assert [False, True] == [group.healthy for group in bench.slices.value.groups]
-    bench.hold()
-    bench.scan(*gpus(0, 1))
-    assert (slice_id(G0, 0), slice_id(G0, 1)) == ids(bench)

@@ -8,17 +8,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from agent.allocate.service import DISK_BUDGET, AllocateStep
-from agent.errors import DriverError, PermissionFault, Refusal, RefusalReason, StateError
-from agent.inventory import (
-    CHECK_PERIOD,
-    LEAST,
-    SAMPLE_PERIOD,
-    Discovery,
-    NodeCheck,
-    Samples,
-    Withholder,
-)
+from agent.allocate.service import AllocateStep
+from agent.errors import DriverError
+from agent.inventory import LEAST, SAMPLE_PERIOD, Discovery, NodeCheck, Samples, Withholder
 from agent.kit.cell import Cell
 from agent.model import (
     Cause,
@@ -236,26 +228,6 @@ async def a_room():
         yield room
 
 
-async def test_what_is_looked_at_on_request_withholds_at_once_and_the_rest_within_a_period():
-    async with a_room() as room:
-        await asyncio.sleep(11)
-        room.library.error = Refusal(RefusalReason.NO_LIBRARY, "libvgpu.so is missing.")
-        room.withholder.look()
-        await asyncio.sleep(0.001)
-        assert room.withheld
-        await asyncio.sleep(600)
-        (event,) = room.told
-        assert ("NothingOffered", True) == (event.reason, event.warning)
-        assert event.text.endswith("no slice is on offer: libvgpu.so is missing. [HA-5005]")
-        room.library.error = None
-        await asyncio.sleep(LEAST + 0.01)
-        assert not room.withheld
-        await asyncio.sleep(12)
-        room.disk.error = PermissionFault("others may write there")
-        await asyncio.sleep(CHECK_PERIOD)
-        assert room.withheld
-
-
 async def test_a_storm_of_refusals_makes_two_looks_a_second():
     async with a_room() as room:
         await asyncio.sleep(1)
@@ -265,30 +237,3 @@ async def test_a_storm_of_refusals_makes_two_looks_a_second():
             await asyncio.sleep(0.01)
 
         assert room.disk.looks - looks <= 10 / LEAST + 1
-
-
-async def test_a_disk_that_is_full_now_and_then_changes_the_list_twice_a_second_at_most():
-    async with a_room() as room:
-        for number in range(1000):
-            room.disk.error = None if number % 2 else StateError("/state is full.")
-            room.withholder.look()
-            await asyncio.sleep(0.1)
-
-        assert 0 < len(room.changes) <= 100 / LEAST + 1
-
-
-async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
-    async with a_room() as room:
-        await asyncio.sleep(0.1)
-        room.disk.answers.clear()
-        await asyncio.sleep(CHECK_PERIOD + DISK_BUDGET)
-        (reason,) = room.reasons
-        assert "the disk has not answered in time" in reason
-        looks = room.library.looks
-        await asyncio.sleep(60)
-
-        assert looks + 100 < room.library.looks
-        assert 2 == room.disk.looks
-        room.disk.answers.set()
-        await asyncio.sleep(0.01)
-        assert not room.withheld

@@ -7,52 +7,18 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.cluster import Phase, PodTable, Tombstone
-from agent.ledger import Holder, KubeletEpoch, container_directory
+from agent.cluster import Phase
+from agent.ledger import Holder, KubeletEpoch
 from agent.model import slice_id
-from agent.reconcile import GRACE, PERIOD, QUIET, THROTTLED_PAUSE
+from agent.reconcile import PERIOD, QUIET, THROTTLED_PAUSE
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
-from tests.services.reconcile.test_reconcile_rows import (
-    EPOCH,
-    GROUPS,
-    NEXT,
-    POD,
-    ROW,
-    SLICE,
-    a_scene,
-)
+from tests.services.reconcile.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene
 
 DAY = dt.timedelta(days=1)
 OLD = msgspec.structs.replace(
     ROW, answered_at=NOON - DAY, confirmed=True, epoch=KubeletEpoch(inode=7, ctime_ns=0)
 )
 OWN = f"{POD.uid}_main"
-
-
-async def test_rows_of_pods_that_went_meanwhile_are_closed_a_minute_later():
-    gone = a_row(pod_uid=a_pod_uid(5), pod="gone", answered_at=NOON - DAY, confirmed=True)
-    async with a_scene(OLD, gone) as scene:
-        scene.hooks.names = {OWN, f"{a_pod_uid(5)}_main"}
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-        await asyncio.sleep(PERIOD - 1)
-        assert 2 == len(scene.rows)
-        await asyncio.sleep(2)
-
-        assert [(POD.uid, EPOCH)] == [(row.key.pod_uid, row.epoch) for row in scene.rows]
-        assert {OWN} == scene.hooks.names
-
-
-async def test_the_directory_of_a_rejected_pod_stays_while_its_containers_may_be_ending():
-    async with a_scene(OLD) as scene:
-        scene.hooks.names = {OWN}
-        scene.see(msgspec.structs.replace(POD, phase=Phase.FAILED))
-        await asyncio.sleep(PERIOD - 1)
-        assert {OWN} == scene.hooks.names
-        await asyncio.sleep(PERIOD + 2)
-
-        assert () == scene.rows
-        assert set() == scene.hooks.names
 
 
 async def test_a_pod_that_came_meanwhile_is_taken_over_and_its_directory_left_as_it_is():
@@ -134,28 +100,6 @@ async def test_other_slices_of_a_stranger_that_is_asked_for_again_are_kept_in_pl
         assert [(other,)] == [row.slice_ids for row in scene.kept]
 
 
-async def test_a_new_kubelet_is_asked_again_soon_until_it_has_confirmed_all_rows():
-    async with a_scene(OLD) as scene:
-        scene.see(POD)
-        await asyncio.sleep(1)
-        scene.witness.admit(POD, main=SLICE)
-        await asyncio.sleep(3)
-
-        assert [EPOCH] == [row.epoch for row in scene.rows]
-        assert 2 == scene.witness.lists
-        await asyncio.sleep(PERIOD - 5)
-        assert 2 == scene.witness.lists
-
-
-async def test_nothing_is_closed_while_the_pods_are_not_known_or_the_kubelet_is_away():
-    async with a_scene(OLD) as scene:
-        scene.epoch.set(None)
-        scene.see()
-        await asyncio.sleep(9 * PERIOD)
-
-        assert (OLD,) == scene.rows
-
-
 @pytest.mark.parametrize("hanging", ["found", "remove"])
 async def test_a_disk_that_hangs_does_not_stop_the_looks(hanging):
     gone = a_row(pod_uid=a_pod_uid(5), pod="gone", answered_at=NOON - DAY, confirmed=True)
@@ -173,37 +117,7 @@ async def test_a_disk_that_hangs_does_not_stop_the_looks(hanging):
         assert {OWN} == scene.hooks.names
 
 
-async def test_what_another_plugin_answered_is_taken_over_within_a_minute():
-    async with a_scene() as scene:
-        scene.see(POD)
-        await asyncio.sleep(1)
-        scene.witness.admit(POD, main=SLICE)
-        await asyncio.sleep(PERIOD)
-
-        assert [POD.name] == [row.pod for row in scene.rows]
-
-
 # The row of a deleted pod goes when its grace ends, and a hanging disk stops no look for ever.
-
-
-def bury(scene):
-    stone = Tombstone(POD, scene.clock.now())
-    scene.pods.set(PodTable({}, (stone,), synced=True))
-
-
-async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_minute_after_that():
-    """A kubelet that has just started knows no pod, and a deleted one may still run."""
-    async with a_scene(ROW) as scene:
-        scene.see(POD)
-        await asyncio.sleep(10)
-        bury(scene)
-        await asyncio.sleep(PERIOD)
-        scene.epoch.set(NEXT)
-
-        await asyncio.sleep(GRACE - 1)
-        assert (ROW,) == scene.rows
-        await asyncio.sleep(PERIOD)
-        assert () == scene.rows
 
 
 async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_later():
@@ -216,33 +130,6 @@ async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_l
         await asyncio.sleep(QUIET + 4 * THROTTLED_PAUSE)
 
         assert [True] == [row.confirmed for row in scene.rows]
-
-
-@pytest.mark.parametrize(
-    ("phase", "within"), [(Phase.SUCCEEDED, PERIOD), (Phase.FAILED, 2 * PERIOD)]
-)
-@pytest.mark.parametrize("held", [{}, {"main": SLICE}], ids=["without ids", "with ids"])
-async def test_a_kubelet_that_lists_pods_that_have_ended_keeps_nothing_of_them(phase, within, held):
-    """Kubelets before 1.34 list a pod until its object is deleted, and have no Get."""
-    stranger = a_pod(uid=a_pod_uid(5), name="other", phase=Phase.RUNNING)
-    directory, free = container_directory(*msgspec.structs.astuple(ROW.key)), slice_id(G1, 4)
-    async with a_scene(ROW) as scene:
-        scene.hooks.names.add(directory)
-        scene.witness.supported = False
-        scene.witness.admit(POD, main=SLICE)
-        scene.witness.admit(stranger, main=free)
-        scene.see(POD, stranger)
-        await asyncio.sleep(1)
-        assert (1, [(free,)]) == (len(scene.rows), [row.slice_ids for row in scene.kept])
-
-        scene.witness.admit(POD, **held)
-        scene.see(*(msgspec.structs.replace(pod, phase=phase) for pod in (POD, stranger)))
-        await asyncio.sleep(within + 2 * PERIOD)
-
-        assert ((), ()) == (scene.rows, scene.kept)
-        assert directory not in scene.hooks.names
-        await asyncio.sleep(3 * PERIOD)
-        assert ((), ()) == (scene.rows, scene.kept)
 
 
 async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():

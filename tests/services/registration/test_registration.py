@@ -91,17 +91,6 @@ async def test_what_ends_a_registration_is_followed_by_the_next_at_once_on_a_new
         assert (((), 2),) == registration.registrations.items()
 
 
-async def test_a_stream_that_ends_with_the_kubelet_is_waited_for():
-    async with registered() as (side, registration):
-        side.stop_kubelet()
-        looked = side.looks
-        await asyncio.sleep(600)
-
-        assert 1 == len(side.calls)
-        assert side.looks - looked < 600 / 5 + 5
-        assert not registration.state.value.registered
-
-
 async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_socket():
     side = KubeletSide.started()
     async with a_registration(side) as registration:

@@ -94,16 +94,6 @@ async def test_thousands_of_events_that_are_refused_are_gone_soon_with_one_line_
     assert [0, 200] == lines
 
 
-async def test_a_full_line_drops_the_oldest() -> None:
-    api, notices = EventSink(), NodeEventQueue()
-    for number in range(LIMIT + 2):
-        notices.say(event(str(number)))
-    async with announcing(api, notices):
-        await asyncio.sleep(1)
-
-    assert api.posted[0].text == "2"
-
-
 async def test_an_event_that_is_dropped_while_it_is_posted_takes_no_other_with_it() -> None:
     posted: list[str] = []
 

@@ -81,16 +81,6 @@ def test_a_file_from_before_a_key_of_health_reads_without(key, default):
     assert msgspec.structs.replace(state, health=ill) == decode_state(a_file(data))
 
 
-def test_a_file_from_before_names_were_kept_is_read():
-    data = data_of(a_full_state())
-    for row in (*data["ledger"]["rows"], *data["ledger"]["plain"]):
-        del row["resource"]
-
-    read = decode_state(a_file(data))
-
-    assert ["", ""] == [row.resource for row in read.ledger.rows]
-
-
 def test_every_flipped_bit_is_noticed():
     content = encode_state(a_full_state())
     for place in range(len(content)):

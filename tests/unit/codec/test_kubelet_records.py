@@ -6,7 +6,6 @@ import json
 import pytest
 
 from agent.errors import MalformedText
-from agent.ledger import ContainerKey
 from agent.witness import decode_records
 from tests.builders import a_pod_uid
 
@@ -27,15 +26,6 @@ def an_entry(number: int, container: str, resource: str = RESOURCE) -> dict:
 def a_file(entries: list | None) -> bytes:
     data = {"PodDeviceEntries": entries, "RegisteredDevices": {RESOURCE: ["GPU-1-0"]}}
     return json.dumps({"Data": data, "Checksum": 3089331425}).encode()
-
-
-def test_the_containers_of_our_resource_are_found():
-    content = a_file([an_entry(1, "a"), an_entry(1, "b"), an_entry(2, "a", "example.com/nic")])
-
-    assert set(decode_records(content, RESOURCE)) == {
-        ContainerKey(a_pod_uid(1), "a"),
-        ContainerKey(a_pod_uid(1), "b"),
-    }
 
 
 @pytest.mark.parametrize("entries", [None, []])

@@ -4,12 +4,10 @@ import datetime as dt
 
 import pytest
 
-from agent.allocate.match import pair_groups
 from agent.errors import MalformedText
 from agent.hami.annotations import decode_pod_devices, decode_register, decode_register_colon
-from agent.model import GpuUuid, Share, type_name
+from agent.model import type_name
 from agent.sandbox.scheduler.registry import decode_handshake
-from tests.builders import G1, a_container
 from tests.hami_vectors import Vector, vectors
 from tests.unit.codec.test_pod import groups_of
 from tests.unit.codec.test_register import gpu_of
@@ -82,43 +80,6 @@ def test_a_text_that_they_guessed_at_is_refused(vector: Vector):
     assert "" == vector.expected["error"]
     with pytest.raises(MalformedText):
         decode(vector.given)
-
-
-@pytest.mark.parametrize("vector", named(NEXT), ids=str)
-def test_each_container_gets_its_own_group_of_the_text_that_nobody_consumes(vector: Vector):
-    """They read the consumed text without its empty groups and named c0 for each of the two."""
-    assert "c0" == vector.expected["container"]
-    containers = tuple(a_container(name=name) for name in vector.given["containers"])
-    whole = vectors("legacy")["legacy-232"].given["annotation"]
-
-    pairs = pair_groups(decode_pod_devices(whole), containers)
-
-    served = {shares[0].uuid: name for name, (_, shares) in pairs.items()}
-    assert {GpuUuid("GPU-a"): "c0", GpuUuid("GPU-b"): "c1"} == served
-    if vector.given["annotation"] == whole:
-        assert "c0" == served[vector.expected["uuid"]]
-
-
-def test_the_second_container_keeps_its_own_name_and_directory():
-    """They used c0's name twice and wiped its directory while c0 ran."""
-    (vector,) = named(SECOND)
-    assert ("c0", ["GPU-b"]) == (vector.expected["containerNameUsed"], vector.expected["devices"])
-    containers = tuple(a_container(name=name) for name in vector.given["containers"])
-    consumed = decode_pod_devices(vector.given["annotationBefore"])
-    whole = decode_pod_devices("GPU-a,NVIDIA,1000,10:" + vector.given["annotationBefore"])
-
-    assert (1, consumed[1]) == pair_groups(whole, containers)["c1"]
-
-
-def test_a_placeholder_of_2_4_is_the_container_without_a_gpu():
-    (vector,) = named(NO_GPU)
-    containers = (a_container(name="sidecar", count=0), a_container(name="main"))
-
-    pairs = pair_groups(decode_pod_devices(vector.expected), containers)
-
-    assert {"main": (Share(GpuUuid(G1), 1000, 0),)} == {
-        name: shares for name, (_, shares) in pairs.items()
-    }
 
 
 def test_the_type_is_written_as_2_8_and_later_do():

@@ -20,8 +20,8 @@ from agent.hami.annotations import (
 )
 from agent.model import Share
 from agent.sandbox.scheduler.verbs import encode_node_lock, encode_pod_devices
-from tests.builders import G1, G2, NODE, a_lock, a_share
-from tests.hami_vectors import Vector, cases, vectors
+from tests.builders import G1, NODE, a_lock
+from tests.hami_vectors import Vector, cases
 
 PLACEHOLDER = "pod_decode-044"
 KEY_ABSENT = "pod_decode-056"
@@ -46,14 +46,6 @@ def test_a_text_is_read_or_refused_as_hami_does(vector: Vector):
     else:
         with pytest.raises(MalformedText):
             decode_pod_devices(vector.given)
-
-
-def test_the_placeholder_of_old_schedulers_is_no_device():
-    """HAMi takes `,,0,0` for a request of a GPU without a name and fails the pod."""
-    vector = vectors("pod_decode")[PLACEHOLDER]
-    assert 1 == len(vector.expected["containers"][0])
-    groups = decode_pod_devices(vector.given)
-    assert [0, 1, 0] == [len(group) for group in groups]
 
 
 @pytest.mark.parametrize("vector", cases("pod_encode"), ids=str)
@@ -97,41 +89,28 @@ def test_a_text_that_no_pod_needs_is_refused_unread():
         decode_pod_devices(":" * (LENGTH_LIMIT + 1))
 
 
-@pytest.mark.parametrize("share", [a_share(memory_mib=-5), a_share(core_percent=-1)])
-def test_negative_amounts_are_read_as_hami_does_but_never_granted(share: Share):
-    text = encode_pod_devices([[], [share]])
-    assert share == decode_pod_devices(text)[1][0]
-    with pytest.raises(MalformedText, match=r"group 1: .* with numbers from 0 on is served here"):
+@pytest.mark.parametrize(
+    ("device", "count", "is_served"),
+    [
+        (f"{G1},NVIDIA,1,1", 1, True),
+        (f"{G1},NVIDIA,0,0", 1, True),
+        (",,0,0", 0, True),  # the placeholder of old schedulers, which HAMi takes for a GPU
+        (f"{G1},NVIDIA,-5,1", 1, False),
+        (f"{G1},NVIDIA,1,-1", 1, False),
+        *((f"{G1},{word},1,1", 1, False) for word in ("MLU", "nvidia", "", "NVIDIA ")),
+        (",NVIDIA,0,0", 1, True),
+        (",,1,0", 1, False),
+        (",,0,1", 1, False),
+    ],
+)
+def test_only_our_type_with_amounts_from_0_on_is_served(device, count, *, is_served: bool):
+    text = f";{device}:;"
+    assert count == len(decode_pod_devices(text)[1])
+    if is_served:
+        assert count == len(decode_pod_devices(text, is_served=True)[1])
+        return
+    with pytest.raises(MalformedText, match=r"group 1: .* is served here"):
         decode_pod_devices(text, is_served=True)
-
-
-@pytest.mark.parametrize("word", ["MLU", "nvidia", "", "NVIDIA "])
-def test_another_type_is_read_as_hami_does_but_refused_where_only_ours_is_served(word: str):
-    text = f";{G1},{word},1,1:;"
-    assert 1 == len(decode_pod_devices(text)[1])
-    with pytest.raises(MalformedText, match=r"group 1: .* only type NVIDIA with"):
-        decode_pod_devices(text, is_served=True)
-
-
-def test_our_own_type_and_the_placeholder_without_one_are_served():
-    groups = decode_pod_devices(f",,0,0:;{G1},NVIDIA,1,1:;", is_served=True)
-    assert [0, 1, 0] == [len(group) for group in groups]
-
-
-@pytest.mark.parametrize("device", [",NVIDIA,0,0", ",,1,0", ",,0,1", ",NVIDIA,1000,10"])
-def test_any_other_device_without_a_uuid_is_read_as_one(device: str):
-    assert [1, 0] == [len(group) for group in decode_pod_devices(f"{device}:;")]
-
-
-def test_amounts_of_zero_are_granted():
-    groups = ((a_share(memory_mib=0, core_percent=0),), ())
-    assert groups == decode_pod_devices(encode_pod_devices(groups[:1]), is_served=True)
-
-
-def test_consuming_empties_groups_and_keeps_every_separator():
-    text = f"{G1},NVIDIA,1,2:;;{G2},NVIDIA,3,4:;"
-    assert f";;{G2},NVIDIA,3,4:;" == consume(text, {0})
-    assert ";;;" == consume(text, {0, 2})
 
 
 def test_consuming_twice_or_beyond_the_end_changes_nothing():
@@ -140,8 +119,6 @@ def test_consuming_twice_or_beyond_the_end_changes_nothing():
 
 
 # The node lock.
-
-names = st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=63)
 
 
 @pytest.mark.parametrize("vector", cases("node_lock_parse"), ids=str)

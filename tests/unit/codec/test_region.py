@@ -9,7 +9,6 @@ from tests.hami_regions import read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)
 TWO = {"v0": "v0-two", "v1.1": "v11-two", "v1.1s": "v11s-two", "v1.2": "v12-two"}
-GREATEST = 2**64 - 1
 
 
 def two(offsets: RegionOffsets) -> bytearray:
@@ -79,21 +78,6 @@ def test_more_processes_and_gpus_than_any_work_has_are_not_read(offsets):
     reading = read_bytes(crowd(offsets, 1024, 16))
 
     assert "1024 processes on 16 GPUs are more than are read" == reading.reason
-
-
-@EACH
-def test_numbers_that_cannot_be_are_read_and_not_believed(offsets):
-    content = two(offsets)
-    struct.pack_into("<QQ", content, offsets.memory_limits, GREATEST, GREATEST)
-    struct.pack_into("<Q", content, offsets.gpu_count, GREATEST)
-    if offsets.version:
-        struct.pack_into("<Q", content, offsets.tail + 16, GREATEST)
-
-    region = read_bytes(content).region
-
-    assert [GREATEST, GREATEST, 0] == [gpu.memory_limit for gpu in region.gpus[:3]]
-    assert 16 == len(region.gpus)
-    assert None is region.last_kernel
 
 
 @EACH

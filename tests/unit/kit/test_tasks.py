@@ -4,34 +4,11 @@ import asyncio
 
 import pytest
 import structlog
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.kit.tasks import Allowance, Backoff, BudgetSpent, Task, TaskEnded, run_tiers, supervise
+from agent.kit.tasks import Backoff, BudgetSpent, Task, TaskEnded, run_tiers, supervise
 from tests.fakes.chance import Seeded
 
 NO = ValueError("no")
-
-
-@given(st.integers(), st.floats(0, 3))
-def test_delays_repeat_the_last_start_over_and_grow_by_chance_only_as_far_as_allowed(seed, jitter):
-    backoff = Backoff((2.0, 8.0), jitter, Seeded(seed))
-    for least in (2.0, 8.0, 8.0):
-        assert least <= backoff.next() <= least * (1 + jitter)
-    backoff.reset()
-
-    assert 2.0 <= backoff.next() <= 2.0 * (1 + jitter)
-
-
-async def test_one_is_let_through_in_a_period_and_the_next_one_counts_the_rest():
-    throttle = Allowance(1, 1.0)
-    said = [throttle.admit() for _ in range(4)]
-    await asyncio.sleep(1.0)
-
-    assert [0, None, None, None] == said
-    assert [3, None] == [throttle.admit(), throttle.admit()]
-    await asyncio.sleep(5.0)
-    assert 1 == throttle.admit()
 
 
 class Flaky:
@@ -279,28 +256,3 @@ async def test_a_task_that_outlives_its_share_is_cut_short_and_named():
         *((11, "cancel", "state"), (15, "cut", "state"), (15, "end", "state")),
     ] == stage.journal[2:]
     assert ["door", "state"] == [line["task"] for line in logs if "tier.overdue" == line["event"]]
-
-
-async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
-    stage = TierStage()
-    tiers = [[stage.task("state")], [stage.task("door", clean_up=1)]]
-    async with asyncio.TaskGroup() as group:
-        whole = group.create_task(run_tiers(tiers, asyncio.Event(), 10.0, Seeded(0), ()))
-        await asyncio.sleep(3)
-        whole.cancel()
-
-    assert whole.cancelled()
-    assert ["door", "door", "state", "state"] == [name for _, _, name in stage.journal[2:]]
-
-
-async def test_a_supervised_task_is_run_again_and_one_that_is_not_ends_all():
-    stage, runs = TierStage(), []
-
-    async def fail():
-        runs.append(asyncio.get_running_loop().time())
-        raise OSError("net")
-
-    with pytest.raises(ExceptionGroup):
-        await run([[Task("demo", fail, ((1.0, 3.0), 0.0))], [stage.task("bad", fail_after=5)]])
-
-    assert [0, 1, 4] == runs

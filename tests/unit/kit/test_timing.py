@@ -33,22 +33,6 @@ def test_a_timer_that_fires_early_does_not_fire_twice():
     assert 5.0 + EARLY / 2 == pytest.approx(left(10.0 - EARLY / 2, 5.0))
 
 
-async def test_what_has_periods_that_are_multiples_runs_in_the_same_turn_of_the_loop():
-    loop, ran = asyncio.get_running_loop(), list[tuple[float, float]]()
-
-    async def work(period: float, begun: float) -> None:
-        await asyncio.sleep(begun)
-        for _ in range(3):
-            await asyncio.sleep(until_tick(period))
-            ran.append((round(loop.time(), 6), period))
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(work(5.0, 0.3))
-        group.create_task(work(10.0, 1.7))
-
-    assert [(5, 5), (10, 5), (10, 10), (15, 5), (20, 10), (30, 10)] == sorted(ran)
-
-
 def now() -> float:
     return round(asyncio.get_running_loop().time(), 6)
 
@@ -67,29 +51,6 @@ async def test_it_is_quiet_so_long_after_the_last_of_several_has_ended():
         await waiter.idle_for(0.5)
 
     assert 3.5 == now() - began
-
-
-@virtual
-async def test_after_a_stall_what_came_meanwhile_is_counted_before_the_quiet_ends():
-    waiter, loop = IdleWaiter(), asyncio.get_running_loop()
-    tasks = []
-
-    async def read() -> None:
-        for _ in range(5):  # a call passes through several callbacks
-            await asyncio.sleep(0)
-        with waiter.busy():
-            await asyncio.sleep(0.2)
-
-    def stop() -> None:
-        stall(3.5)  # the call lies there
-        tasks.append(loop.create_task(read()))
-
-    with waiter.busy():
-        pass
-    loop.call_later(0.1, stop)
-    await waiter.idle_for(0.5)
-
-    assert [True] == [task.done() for task in tasks]
 
 
 SECONDS = 0.5
@@ -131,16 +92,6 @@ async def test_a_stall_at_any_time_extends_it_by_as_much(when, stalled):
 
     assert SECONDS + stalled - 2 * TICK <= took <= SECONDS + stalled + 2 * TICK
     assert is_starved == (stalled > SECONDS)
-
-
-@pytest.mark.parametrize("share", [0.2, 0.1, 0.05])
-@virtual
-async def test_under_a_quota_it_counts_about_what_the_loop_ran(share):
-    async with starved(share):
-        took, is_starved = await passed(Lag())
-
-    assert 0.5 * SECONDS / share <= took <= SECONDS / share + 0.2
-    assert is_starved
 
 
 @virtual

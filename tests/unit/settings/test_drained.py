@@ -35,26 +35,6 @@ def said(ledger: Ledger, scheduler: str = "hami", resource: str = OLD) -> str:
 
 
 ADOPTED = a_plain_row(adopted=True, holder=Holder("a", "adopted", "c"))
-BOTH_NAMES = Ledger((*rows("p").rows, *rows("q", resource=NEW).rows))
-"""Only a file of an earlier agent has such: it would fit no settings at all."""
-
-
-@pytest.mark.parametrize(
-    ("ledger", "settings"),
-    [
-        *((Ledger(), settings) for settings in ({}, {"scheduler": "none", "resource": NEW})),
-        (rows("p"), {}),
-        (Ledger((a_plain_row(),)), {"scheduler": "none"}),
-        # What has no value fits every one.
-        (Ledger((ADOPTED,)), {}),
-        (Ledger((ADOPTED,)), {"scheduler": "none"}),
-        (rows("p", resource=""), {"resource": NEW}),
-        (BOTH_NAMES, {}),
-        (BOTH_NAMES, {"resource": NEW}),
-    ],
-)
-def test_settings_that_all_rows_fit_can_be_had(ledger: Ledger, settings: dict[str, str]):
-    assert "" == said(ledger, **settings)
 
 
 def test_another_name_is_refused_with_its_place_and_what_to_do():
@@ -78,11 +58,6 @@ def test_another_name_is_refused_with_its_place_and_what_to_do():
 )
 def test_the_first_setting_that_a_row_does_not_fit_is_named(ledger: Ledger, settings, key: str):
     assert said(ledger, **settings).startswith(f"c.yaml:{key} cannot change from ")
-
-
-def test_rows_by_two_names_refuse_a_third():
-    other = "example.com/other"
-    assert f"cannot change from {NEW} to {other} while" in said(BOTH_NAMES, resource=other)
 
 
 @pytest.mark.parametrize(

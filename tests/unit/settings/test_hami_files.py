@@ -19,50 +19,9 @@ from agent.settings.schema import Setting
 from tests.hami_vectors import Vector, cases, vectors
 from tests.unit.settings.plans import plan_of
 
-CHART = """
-nvidia:
-  resourceCountName: nvidia.com/gpu
-  resourceMemoryName: nvidia.com/gpumem
-  resourceMemoryPercentageName: nvidia.com/gpumem-percentage
-  resourceCoreName: nvidia.com/gpucores
-  resourcePriorityName: nvidia.com/priority
-  overwriteEnv: false
-  defaultMemory: 0
-  defaultCores: 0
-  defaultGPUNum: 1
-  memoryFactor: 1
-  deviceSplitCount: 10
-  deviceMemoryScaling: 1
-  deviceCoreScaling: 1
-  preConfiguredDeviceMemory: 0
-  libCudaLogLevel: 1
-  enableNumaTopology: false
-  disableCoreLimit: false
-  gpuCorePolicy: default
-  runtimeClassName: ""
-  migProfileAllowlist:
-    - models: ["A30"]
-      profiles: ["1g.6gb", "2g.12gb"]
-  knownMigGeometries:
-    - models: ["A30"]
-      allowedGeometries:
-        - - name: 1g.6gb
-            core: 25
-            memory: 6144
-            count: 4
-        -
-          - {name: 4g.24gb, core: 100, memory: 24576, count: 1}
-cambricon:
-  resourceCountName: 7
-"""
-
 
 def device_plan(text: str) -> NodeValues:
     return make_plan(Sources(device_config=SourceFile("d.yaml", text.encode())))
-
-
-def test_every_key_of_the_chart_is_known_and_other_sections_are_of_other_vendors():
-    assert () == device_plan(CHART).warnings
 
 
 @pytest.mark.parametrize(
@@ -119,7 +78,6 @@ DEFAULTS = {
 """Ours, by HAMi's keys; `overwriteEnv` is the webhook's."""
 
 WRONG_TYPE = {"device_config_yaml-104": "a value of the wrong type is refused by HAMi, too"}
-OTHER_CASE = "device_config_yaml-103"
 
 
 def device_values(vector: Vector) -> Mapping[str, object]:
@@ -144,16 +102,6 @@ def test_a_value_of_the_wrong_type_refuses_the_file_at_the_line_that_hami_names(
 
     with pytest.raises(SettingsError, match=rf"^d\.yaml:{line}:.*`{value}`"):
         device_plan(vector.given)
-
-
-def test_a_key_in_another_case_is_passed_over_as_in_hami_but_not_in_silence():
-    """HAMi says nothing, and its plugin crashes for want of the count."""
-    vector = vectors("device_config_yaml")[OTHER_CASE]
-
-    assert ("d.yaml:2:3: devicesplitcount cannot be set here; see SETTINGS.md",) == device_plan(
-        vector.given
-    ).warnings
-    assert DEFAULTS == device_values(vector)
 
 
 # config.json
@@ -211,31 +159,6 @@ def test_a_file_with_an_error_is_refused_whole_and_not_half_forgotten(name: str)
     """HAMi logs it, goes on without any entry, and registers an empty mode."""
     with pytest.raises(SettingsError, match=r"^n\.json:[12]:"):
         resolved(vectors("nodeconfig")[name])
-
-
-def test_a_file_that_is_not_there_leaves_the_mode_as_it_is():
-    """HAMi registers an empty mode then."""
-    vector = vectors("nodeconfig")["nodeconfig-095"]
-    found = resolved(vector, text="")
-
-    assert "" == vector.expected["mode"]
-    assert "hami-core" == found["sharing.operatingMode"].value
-    assert vector.expected["resolved"] == values(found)
-
-
-def test_what_is_set_nowhere_is_a_default_and_an_empty_value_overrides_nothing():
-    """HAMi takes the zeros of the entry here, and crashes at what is still missing."""
-    vector = vectors("nodeconfig")["nodeconfig-099"]
-
-    assert vector.expected["resolved"]["deviceCoreScaling"] is None
-    assert {
-        "deviceCoreScaling": 1.0,
-        "deviceMemoryScaling": 2,
-        "deviceSplitCount": 10,
-        "enableNumaTopology": False,
-        "libCudaLogLevel": "1",
-        "preConfiguredDeviceMemory": 0,
-    } == values(resolved(vector))
 
 
 @pytest.mark.parametrize(
@@ -361,13 +284,6 @@ def test_a_selector_that_kubernetes_refuses_selects_no_node_and_is_told(expressi
     assert warning.startswith("n.json:1:39: nodelabelselector: expected a label selector")
 
 
-def test_labels_that_are_not_known_select_nothing_but_what_selects_every_node():
-    entries = (a100(**FOUR), named("*", **THREE))
-
-    assert 3 == split(*entries, labels=None)
-    assert 5 == split(*entries, {"nodelabelselector": {}, **FIVE}, labels=None)
-
-
 FAST = {"operatingmode": "fast"}
 
 
@@ -394,12 +310,3 @@ def test_a_wrong_value_refuses_the_file_only_on_the_nodes_of_its_entry(entries, 
             found.settings(*N1)
     else:
         assert found.settings(*N1)
-
-
-def test_an_entry_that_labels_may_replace_is_not_judged_before_they_are_known():
-    found = plan(a100(**FOUR), named("*", **FAST))
-
-    assert found.settings("n1")
-    assert found.settings(*N1)
-    with pytest.raises(SettingsError, match="operatingMode"):
-        found.settings("n1", {})

@@ -49,15 +49,6 @@ def split_count(found: SourcesRead, node: str = "") -> object:
 # One look at the sources.
 
 
-def test_the_same_bytes_are_no_news_and_other_bytes_are(sources, tmp_path):
-    last = look(sources)
-    (tmp_path / "own.yaml").write_bytes(OWN)
-
-    assert last is look(sources, last)
-    (tmp_path / "own.yaml").write_text("sharing: {splitCount: 5}\n")
-    assert 5 == split_count(look(sources, last))
-
-
 @pytest.mark.parametrize(
     ("name", "text"), [("own.yaml", BAD), ("own.yaml", None), ("n.json", "{"), ("n.json", None)]
 )
@@ -102,22 +93,6 @@ async def test_a_file_that_does_not_answer_is_refused_by_its_name(
     again = await reading.look(Sources(None, {}, flags), Hanging(name, monkeypatch), found)
     assert found is again, "it was told"
     assert found is await reading.look(Sources(None, {}, flags), Blocked(), found)
-
-
-@pytest.mark.parametrize("bad", [False, True], ids=["good before", "refused before"])
-async def test_a_thread_that_hangs_elsewhere_lets_no_change_go_unread_in_silence(
-    sources, tmp_path, *, bad: bool
-):
-    if bad:
-        (tmp_path / "own.yaml").write_text(BAD)
-    last = await reading.look(sources, Inline())
-
-    found = await reading.look(sources, Blocked(), last)
-
-    assert f"{tmp_path}/own.yaml, or a file of HAMi's, was not read" in str(found.refusal)
-    assert found is await reading.look(sources, Blocked(), found)
-    back = await reading.look(sources, Inline(), found)
-    assert (last.sources, str(last.refusal)) == (back.sources, str(back.refusal))
 
 
 @pytest.mark.parametrize(
@@ -212,16 +187,6 @@ def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(source
     assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
 
 
-@pytest.mark.parametrize("text", [BAD, "sharing: {splitCount: many, coreScaling: many}\n"])
-def test_without_a_copy_the_start_is_refused_and_none_is_spoken_of(sources, tmp_path, text: str):
-    (tmp_path / "own.yaml").write_text(text)
-
-    with pytest.raises(SettingsError, match=r"own.yaml:1:23") as caught:
-        begin(sources)
-
-    assert "last good" not in str(caught.value)
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1, "written_by'])
 def test_refused_sources_with_a_damaged_copy_are_refused(sources, tmp_path, keep, content: bytes):
     (tmp_path / "own.yaml").write_text(BAD)
@@ -229,34 +194,6 @@ def test_refused_sources_with_a_damaged_copy_are_refused(sources, tmp_path, keep
 
     with pytest.raises(SettingsError, match=r"own\.yaml:1:23"):
         begin(sources)
-
-
-async def test_refused_sources_with_a_copy_that_does_not_answer_are_refused(
-    sources, tmp_path, keep
-):
-    keep()
-    (tmp_path / "own.yaml").write_text(BAD)
-
-    with pytest.raises(SettingsError, match=r"own\.yaml:1:23"):
-        await reading.begin(sources, Inline(), Blocked())
-
-
-def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):
-    keep()
-    with pytest.raises(SettingsError, match="HAMI_AGENT_SHARNG"):
-        begin(Sources(None, {"HAMI_AGENT_SHARNG": "1"}, sources.flags))
-
-
-def test_a_good_own_file_says_where_the_copy_is_when_hamis_file_is_bad(sources, tmp_path, keep):
-    (tmp_path / "own.yaml").write_text(f"paths: {{state: {tmp_path}/state}}\n")
-    (tmp_path / "n.json").write_text("{")
-    keep()
-    del sources.flags["--state-dir"]
-
-    start = begin(sources)
-
-    assert 4 == split_count(start)
-    assert f"{tmp_path}/n.json" in str(start.refusal)
 
 
 async def test_a_file_that_does_not_answer_gives_way_to_the_copy(

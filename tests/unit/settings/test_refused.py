@@ -7,12 +7,11 @@ import json
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
-from agent.settings import files
 from agent.settings.files import Place, read_yaml
 from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import FIELDS, build
@@ -299,7 +298,6 @@ HAMIS = st.sampled_from(
 
 
 @given(KEYS, HAMIS, VALUES)
-@settings(deadline=None, max_examples=50)
 def test_any_value_of_any_key_is_taken_or_refused(key: str, theirs: str, value: str):
     *sections, name = key.split(".")
     body = f"{name}: {value}"
@@ -342,16 +340,12 @@ def plain(place: Place) -> object:
     return [plain(item) for item in place.items()] if is_list else place.value()
 
 
-@pytest.mark.parametrize("loader", [files.LOADER, yaml.SafeLoader])
-@settings(deadline=None, max_examples=50)
 @given(value=JSON)
 @example(value=[r"\u0041 \ud83d", "\u2028"])
-def test_json_is_read_as_json_reads_it(loader, value: object):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "LOADER", loader)
-        for indent, is_ascii in ((None, True), (2, False), ("\t", True)):
-            text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
-            assert value == plain(read_yaml(text.encode(), "f.json", is_json=True))
+def test_json_is_read_as_json_reads_it(value: object):
+    for indent, is_ascii in ((None, True), (2, False), ("\t", True)):
+        text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
+        assert value == plain(read_yaml(text.encode(), "f.json", is_json=True))
 
 
 def test_a_character_outside_the_first_plane_stands_as_it_is_and_not_as_two_escapes():

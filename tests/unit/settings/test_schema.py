@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.allocate.plain import PlainSettings
 from agent.allocate.room import RequestRules
-from agent.cli.config import plain, table
 from agent.errors import SettingsError
 from agent.hami.annotations import ReportProfile
 from agent.health.judge import XidClass, xid_class
@@ -28,13 +26,6 @@ def settings_of(own: str = "", environ: dict[str, str] | None = None) -> Setting
 
 
 # The table.
-
-
-def test_every_default_passes_its_own_type():
-    for field in FIELDS:
-        if field.default is not None:
-            value = list(field.default) if isinstance(field.default, tuple) else field.default
-            assert field.read(value) == field.default
 
 
 # The sections.
@@ -62,15 +53,6 @@ def test_what_is_set_reaches_the_parts_that_use_it_in_their_types():
     assert "/h/vgpu" == str(found.hook_path / "vgpu")
 
 
-def test_plain_mode_has_limits_only_where_they_are_wanted():
-    none = {"HAMI_AGENT_SCHEDULER": "none"}
-    limits = "plain:\n  memoryLimits: true\n"
-
-    assert PlainSettings() == settings_of("scheduler: none").plain
-    assert PlainSettings(memory_limits=True) == settings_of(limits, none).plain
-    assert None is settings_of(limits).plain
-
-
 @pytest.mark.parametrize(("own", "port"), [("", 0), ("web: {port: 77}\n", 77)])
 def test_who_observes_has_a_lock_sockets_a_state_and_a_port_of_its_own(own: str, port: int):
     found = settings_of(own + "paths: {run: /r, state: /s}\nobserve: true\n")
@@ -85,18 +67,6 @@ def test_the_longest_list_of_sixteen_gpus_is_one_that_the_kubelet_takes():
     group = SliceGroup(G1, ids, healthy=False, numa=1)
 
     assert encode_list(SliceList(1, 16 * (group,)))
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        settings_of("health: {xids: [94=fatal, 79 = application]}\n"),
-        settings_of("", {"HAMI_AGENT_HEALTH_XIDS": "94=fatal,79 = application"}),
-    ],
-)
-def test_the_class_of_an_xid_can_be_set(found: Settings):
-    assert {94: XidClass.FATAL, 79: XidClass.APPLICATION} == found.health.xids
-    assert XidClass.FATAL is xid_class(94, found.health)
 
 
 def test_the_variables_of_the_plugins_are_read():
@@ -147,18 +117,6 @@ NO_DURATION = "expected a duration such as 500ms, 2s, 10m or 1h"
 def test_what_is_no_duration_or_out_of_bounds_is_refused(value, says):
     with pytest.raises(WrongValue, match=says):
         duration(1, 3600)(value)
-
-
-def test_all_settings_that_are_durations_say_their_unit_and_are_shown_with_it():
-    names = ("driverHang", "quietPeriod", "longestQuietPeriod", "probePeriod")
-    keys = [f"health.{name}" for name in names]
-    settings = plan_of(own="health: {probePeriod: 0.5}\n").resolve()
-    lines = table([settings[key] for key in keys], origin=False)
-
-    assert ["VALUE", "1m", "10m", "2h", "500ms"] == [line.split()[1] for line in lines]
-    assert all("a number alone is seconds" in BY_KEY[key].text for key in keys)
-    assert 0.5 == plain(settings["health.probePeriod"])["value"]
-    assert ["1m", "10m", "2h", "10s"] == [leaf(BY_KEY[key])["default"] for key in keys]
 
 
 # The JSON schema takes what the agent takes, and refuses the same mistakes.

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from agent.allocate.room import RequestRules
 from tests.unit.settings.plans import plan_of
 
 COUNT, SCALING = "sharing.splitCount", "sharing.memoryScaling"
@@ -191,20 +190,6 @@ def test_every_key_of_hamis_files_reaches_its_setting():
     assert {key: value for _, key, value in devices.values()} == {
         key: one.value for key, one in found.items() if one.origin != "default"
     }
-
-
-@pytest.mark.parametrize(
-    ("devices", "rules"),
-    [
-        ("nvidia: {memoryFactor: 4}", RequestRules(memory_factor=4, known=True)),
-        ("nvidia: {deviceSplitCount: 4}", RequestRules(known=True)),
-        ("nvidia: {}", RequestRules()),
-        ("cambricon: {memoryFactor: 4}", RequestRules()),
-    ],
-)
-def test_the_schedulers_rules_are_known_where_its_file_says_something(devices, rules):
-    assert rules == plan_of(devices, "sharing: {}").settings(*HERE).match.requests
-    assert not plan_of("", "sharing: {memoryFactor: 4}").settings(*HERE).match.requests.known
 
 
 def keys(count: int) -> dict[str, int]:

@@ -7,8 +7,8 @@ from agent.cluster import ContainerView, Role
 from agent.errors import Refusal, RefusalReason
 from agent.hami.annotations import consume, decode_pod_devices
 from agent.model import Share
-from tests.builders import G1, G2, a_container, a_share
-from tests.hami_vectors import Vector, cases, vectors
+from tests.builders import a_container, a_share
+from tests.hami_vectors import Vector, cases
 
 DIFFERENT = {
     "next_container-061": "positions in the text decide nothing",
@@ -42,37 +42,6 @@ def test_the_next_container_is_the_one_that_hami_takes(vector: Vector):
     assert (vector.expected["container"], expected) == (name, shares)
     # HAMi's text grows by one separator with every container; ours keeps its length.
     assert vector.expected["annotationAfter"] == consume(text, {place}) + ";"
-
-
-def test_groups_that_an_old_scheduler_shifted_still_find_their_container():
-    """HAMi counts positions and fails the pod: `container index 2 out of range`."""
-    vector = vectors("next_container")["next_container-061"]
-    groups = decode_pod_devices(vector.given["annotation"])
-    expected = 2, (a_share(uuid=G2, memory_mib=2000, core_percent=20),)
-    assert {"ctr0": expected} == pair_groups(groups, (a_container(name="ctr0"),))
-
-
-def test_a_placeholder_is_not_served():
-    """HAMi gives container 0 a GPU without a name."""
-    vector = vectors("next_container")["next_container-063"]
-    containers = (a_container(name="ctr0", count=0), a_container(name="ctr1"))
-    ((name, (place, _)),) = pair_groups(
-        decode_pod_devices(vector.given["annotation"]), containers
-    ).items()
-    assert (1, "ctr1") == (place, name)
-
-
-def test_init_containers_come_first_and_containers_without_gpus_are_skipped():
-    containers = (
-        a_container(name="fetch", role=Role.INIT),
-        a_container(name="proxy", role=Role.SIDECAR, count=0),
-        a_container(name="idle", count=0),
-        a_container(name="main"),
-    )
-    groups = decode_pod_devices(f"{G1},NVIDIA,1,1:;;;{G2},NVIDIA,2,2:;")
-    assert [(0, "fetch"), (3, "main")] == [
-        (place, name) for name, (place, _) in pair_groups(groups, containers).items()
-    ]
 
 
 def test_a_scheduler_that_writes_no_groups_for_init_containers_means_the_others():

@@ -39,7 +39,6 @@ from tests.unit.core.allocation.matching_scene import (
 
 POD = named_pod(1)
 ROW = row_of(POD, epoch=NOW_KUBELET)
-TWO = annotated(f"{G1},NVIDIA,100,10:;{G1},NVIDIA,200,10:;")
 
 
 def scene_of(*pods: PodView, rows: tuple[Row, ...] = (), **options: object) -> Evidence:
@@ -56,32 +55,6 @@ def asked(scene: Evidence, count: int = 1) -> list[str]:
         return [name for _, name in step.pods]
     assert step == Question(Ask.PODS)
     return []
-
-
-def test_a_container_that_runs_does_not_wait_even_without_a_row() -> None:
-    pod = named_pod(
-        1,
-        containers=(a_container(name="a", running_id="x"), a_container(name="b")),
-        annotations=TWO,
-        groups=((a_share(uuid=G1, memory_mib=1),), (a_share(uuid=G1, memory_mib=2),)),
-    )
-    seen = knowing(changed(a_scene(pod, lock=pod), checked=frozenset({"x"})), holding(pod))
-    alive = changed(seen, alive=frozenset({"x"}), listed=True)
-
-    assert "b" == granted(alive).candidate.container.name
-    refused_by(changed(seen, listed=True), RefusalReason.MANY_PODS_ADMITTED)  # both are dead
-
-
-def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() -> None:
-    kubelet = KubeletStart(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
-    after, before = (
-        named_pod(
-            number, containers=(msgspec.structs.replace(a_container(), has_run=True, ended_at=at),)
-        )
-        for number, at in ((1, NOON + dt.timedelta(seconds=1)), (2, NOON))
-    )
-
-    assert [before.name] == asked(scene_of(after, before, kubelet=kubelet))
 
 
 @pytest.mark.parametrize(
@@ -112,51 +85,6 @@ def test_an_init_container_goes_by_the_kubelets_file_and_so_do_all_without_get(
         assert granted(knowing(scene, holding(pod))).candidate.container.name == "first"
     else:
         refused_by(scene, RefusalReason.NO_POD_ADMITTED)
-
-
-def test_an_ended_init_container_waits_while_the_kubelet_has_no_record_of_it() -> None:
-    containers = (
-        a_container(name="init", role=Role.INIT),
-        a_container(name="side", role=Role.SIDECAR, running_id="s"),
-        a_container(name="app", running_id="a"),
-    )
-    pod = named_pod(1, containers=containers)
-    key = ContainerKey(pod.uid, "init")
-    alive = frozenset({"s", "a"})
-
-    lost = scene_of(pod, alive=alive)
-    assert [pod.name] == asked(lost)
-    recorded = changed(lost, recorded=frozenset({key}))
-    assert [] == asked(recorded)
-    assert [pod.name] == asked(changed(recorded, checked=frozenset({"a"})))
-
-
-MIXED = named_pod(
-    1,
-    containers=(a_container(name="two", count=2), a_container(name="one")),
-    groups=((a_share(uuid=G1, memory_mib=1),) * 2, (a_share(uuid=G1, memory_mib=2),)),
-)
-
-
-def test_once_the_kubelet_was_asked_only_the_first_without_ids_is_next() -> None:
-    scene = a_scene(MIXED, lock=MIXED)
-    begun = knowing(scene, holding(MIXED))
-    half = knowing(scene, holding(MIXED, two=f"{G1}-0"))
-
-    assert [] == asked(begun)
-    assert "two" == granted(begun, 2).candidate.container.name
-    assert "one" == granted(half).candidate.container.name
-    assert [] == asked(half, 2)
-
-
-def test_a_deleted_pod_whose_successor_has_run_asks_for_nothing() -> None:
-    """The kubelet admits pods in their order. PodResources would answer for the successor."""
-    plain = a_container(count=0)
-    ran = msgspec.structs.replace(plain, has_run=True)
-    grave = named_pod(1, uid=named_pod(9).uid)
-
-    assert [] == asked(scene_of(named_pod(1, containers=(ran,)), gone=(grave,)))
-    assert asked(scene_of(named_pod(1, containers=(plain,)), gone=(grave,)))
 
 
 @pytest.mark.parametrize(
@@ -232,50 +160,6 @@ def many(number: int) -> tuple[PodView, ...]:
     return tuple(named_pod(place, created=at) for place, at in enumerate(made, start=1))
 
 
-def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one() -> None:
-    pods = many(30)
-    rows = tuple(map(row_of, pods))
-    scene = a_scene(*pods, rows=rows)
-    scene = changed(scene, kubelet=KubeletStart(YOUNG, begun=frozenset()))
-    assert ask(scene) == Question(Ask.RECORDS)
-
-    recorded = frozenset(row.key for row in rows[:12])
-    scene = changed(scene, recorded=recorded, records_read=True)
-    assert ask(scene) == Question(Ask.KUBELET, (pods[12].key,))
-    scene = knowing(scene, absent=pods[12:14])
-
-    assert granted(knowing(scene, holding(pods[14]))).candidate.row == rows[14]
-
-
-def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between() -> None:
-    at = NOON + dt.timedelta(seconds=5)
-    ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at)
-    pods = tuple(msgspec.structs.replace(pod, containers=(ran,)) for pod in many(10))
-    scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
-    scene = changed(scene, kubelet=KubeletStart(YOUNG), records_read=True)
-    assert ask(scene) == Question(Ask.KUBELET, (pods[0].key,))
-
-    refused_by(
-        changed(knowing(scene, *map(holding, pods)), listed=True), RefusalReason.MANY_PODS_ADMITTED
-    )
-
-
-def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() -> None:
-    runs = msgspec.structs.replace(a_container(name="b"), running_id="r")
-    pods = (
-        *many(29),
-        named_pod(30, containers=(a_container(), runs), created=NOON.replace(hour=13)),
-    )
-    rows = (*map(row_of, pods[:29]), row_of(pods[29], epoch=KubeletEpoch(7, 3)))
-    scene = a_scene(*pods, rows=rows)
-    kubelet = KubeletStart(YOUNG, begun=frozenset({pods[29].uid}))
-    scene = changed(scene, kubelet=kubelet, recorded=frozenset(), records_read=True, alive={"r"})
-
-    first = knowing(scene, holding(pods[0]))
-    assert ask(first) == Question(Ask.KUBELET, (pods[29].key,))
-    assert granted(knowing(first, absent=pods[29:])).candidate.row == rows[0]
-
-
 def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() -> None:
     """A pod that never ran is asked for at its admission alone, and that is one at a time."""
     owner, before = named_pod(50), named_pod(51, name="train-50")
@@ -291,18 +175,6 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
     assert ask(old) == Question(Ask.KUBELET, (started.key,))
     assert ask(knowing(old, absent=(started,))) == Question(Ask.KUBELET, (answered.key,))
     assert granted(knowing(old, absent=(started, answered))).candidate.pod == owner
-
-
-def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_them() -> None:
-    """Anybody can make pods that pass for static ones; those stay while something holds them."""
-    forged = tuple(msgspec.structs.replace(pod, static=True) for pod in many(60))
-    stray = named_pod(61, created=NOON.replace(hour=13))
-    scene = changed(a_scene(*forged, stray), records_read=True)
-
-    assert ask(scene) == Question(Ask.KUBELET, (stray.key,))
-    refused_by(
-        changed(knowing(scene, holding(stray)), waited=True, node_read=True), RefusalReason.NO_LOCK
-    )
 
 
 PROXIED = (a_container(name="proxy", count=0), a_container())
@@ -322,16 +194,6 @@ def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kube
 
     assert ask(scene) == Question(Ask.PODS)
     refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
-
-
-def test_an_answer_with_ids_for_a_later_container_is_not_about_a_pod_that_begins() -> None:
-    pod = named_pod(1, containers=(a_container(name="first"), a_container()))
-    booked = holding(pod, main=f"{G1}-0")
-    row = row_of(pod, key=ContainerKey(pod.uid, "first"))
-
-    refused_by(changed(knowing(a_scene(pod), booked), listed=True), RefusalReason.NO_POD_ADMITTED)
-    again = changed(knowing(a_scene(pod, rows=(row,)), booked), listed=True)
-    assert granted(again).candidate.row == row
 
 
 SINCE = YOUNG.since

@@ -20,7 +20,6 @@ from tests.unit.core.allocation.matching_scene import (
     annotated,
     ask,
     changed,
-    dead_pod,
     granted,
     holding,
     knowing,
@@ -46,16 +45,6 @@ def settled(pod: PodView, **changes: object) -> Evidence:
     """The kubelet admits the pod, which has no lock; the Node was read."""
     scene = changed(knowing(a_scene(pod), holding(pod)), node_read=True, records_read=True)
     return changed(changed(scene, recorded=frozenset()), **changes)
-
-
-def test_a_new_pod_without_a_lock_is_served_beside_dead_containers_whose_records_are_lost() -> None:
-    dead = dead_pod(3)
-    pod = lockless()
-    scene = knowing(a_scene(dead, pod), holding(dead), holding(pod))
-    scene = changed(scene, listed=True, waited=True, alone=True, node_read=True, records_read=True)
-
-    assert granted(scene).candidate.pod == pod
-    refused_by(scene, RefusalReason.MANY_PODS_ADMITTED, settings=STRICT)
 
 
 @pytest.mark.parametrize("inits", [(INIT,), (SIDECAR,), (a_container(name="x", count=0), INIT)])
@@ -123,14 +112,6 @@ def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalR
 
     for lock in (None, a_lock(name="other")):
         refused_by(settled(pod, lock=lock, waited=True), gate, count)
-
-
-@pytest.mark.parametrize("asks", [{}, {"mem-percentage": 100}, {"cores": 0}])
-@pytest.mark.parametrize("mib", [81559, 40000, 0])
-def test_a_part_of_the_gpu_may_be_less_than_now_because_it_registered_less(asks, mib) -> None:
-    pod = lockless(a_container(role=Role.INIT, asks=asks), text=f"{G1},NVIDIA,{mib},0:;")
-
-    assert granted(settled(pod))
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,17 @@
 
 import datetime as dt
 
-import msgspec
 import pytest
 
-from agent.allocate.match import UNREAD, Ask, Evidence, KubeletStart, Question, rejected_pod
-from agent.cluster import Phase, PodTable
+from agent.allocate.match import Ask, Evidence, Question, rejected_pod
+from agent.cluster import PodTable
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import ContainerKey, Ledger, Row
-from tests.builders import a_container, a_lock, a_pod, a_row, a_share
+from agent.ledger import Ledger, Row
+from tests.builders import a_lock, a_row
 from tests.unit.core.allocation.matching_scene import (
-    G1,
-    G2,
-    NOW_KUBELET,
-    OLD_KUBELET,
-    RAN,
     SETTINGS,
     UNIQUE,
     a_scene,
-    annotated,
     ask,
     changed,
     dead_pod,
@@ -50,64 +43,6 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     refused_by(changed(unlocked, waited=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
-def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one() -> None:
-    started = dead_pod(3, annotations={})
-    scene = knowing(a_scene(started, POD, lock=POD), holding(POD), holding(started))
-    scene = changed(scene, listed=True, alone=True)
-
-    def asked_since(moment: dt.datetime) -> Evidence:
-        return changed(scene, kubelet=KubeletStart(NOW_KUBELET, asks_since=moment))
-
-    assert granted(asked_since(POD.created)).candidate.pod == POD
-    late = asked_since(POD.created + dt.timedelta(seconds=1))
-    refused_by(late, RefusalReason.MANY_PODS_ADMITTED)
-    newer = named_pod(4, created=POD.created + dt.timedelta(seconds=1))
-    beside = knowing(a_scene(started, POD, newer, lock=newer), holding(POD), holding(started))
-    beside = changed(knowing(beside, holding(newer)), listed=True, alone=True, kubelet=late.kubelet)
-    assert granted(beside).candidate.pod == newer
-
-
-@pytest.mark.parametrize("is_answered", [True, False])
-def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name_that_runs(
-    is_answered: bool,  # noqa: FBT001 -- a parameter of the test
-) -> None:
-    ran = msgspec.structs.replace(a_container(), has_run=True)
-    dead = named_pod(10, phase=Phase.RUNNING, containers=(ran,))
-    gone = named_pod(1, uid=named_pod(5).uid, containers=(a_container(running_id="r"),))
-    # A dead one without a row was started unasked, or its answer was cut off.
-    answered = (dead, gone) if is_answered else (gone,)
-    rows = tuple(a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET) for one in answered)
-    scene = a_scene(POD, dead, rows=rows, lock=POD, gone=(gone,))
-    scene = changed(scene, records_read=True, listed=True, alone=True)
-    scene = knowing(scene, holding(POD), holding(dead))
-
-    assert ask(scene) == Question(Ask.RUNNING, ids=frozenset({"r"}))
-    ended = changed(scene, checked=frozenset({"r"}))
-    assert granted(ended).candidate.pod == POD
-    refused_by(changed(ended, alive={"r"}), RefusalReason.MANY_PODS_ADMITTED)
-    # It makes no other new pod the only one that can be meant.
-    other = named_pod(4)
-    beside = a_scene(POD, other, dead, rows=rows, lock=other, gone=(gone,))
-    beside = changed(beside, records_read=True, listed=True, alone=True)
-    beside = knowing(beside, *map(holding, (POD, other, dead)))
-    beside = changed(beside, alive={"r"})
-    refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
-
-
-def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
-    started = msgspec.structs.replace(POD, phase=Phase.RUNNING, containers=(RAN,))
-    unseen = knowing(a_scene(started, lock=started), holding(started))
-    assert ask(unseen) == Question(Ask.PODS)
-    assert granted(changed(unseen, listed=True)).candidate.pod == started
-
-    shown = knowing(a_scene(STRAY, started, lock=started), holding(started))
-    shown = changed(shown, listed=True)
-
-    assert ask(shown) == Question(Ask.KUBELET, (STRAY.key,))
-    both = changed(knowing(shown, holding(STRAY)), waited=True, node_read=True)
-    refused_by(both, RefusalReason.MANY_PODS_ADMITTED)
-
-
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
     assert ask(scene) == Question(Ask.LOCK, (STRAY.key,))
@@ -116,29 +51,6 @@ def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     error = refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_RIGHT)
 
     assert "team-a/train-1" in error.sentence
-
-
-@pytest.mark.parametrize("dead", [1, 2, 9])
-def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_start(dead) -> None:
-    others = [dead_pod(10 + n) for n in range(dead)]
-    rows = tuple(row_of(one, shares=(a_share(uuid=G2),)) for one in others)
-    scene = changed(a_scene(POD, *others, rows=rows, lock=POD), records_read=True, listed=True)
-    asked = knowing(scene, holding(POD), *map(holding, others))
-    assert ask(asked) == Question(Ask.OTHERS)
-    assert granted(changed(asked, alone=True)).candidate.pod == POD
-    assert granted(changed(asked, known_before={POD.key: True})).candidate.pod == POD
-    for names in (None, frozenset({POD.key, others[0].key})):  # that call may be the new pod's
-        beside = changed(asked, beside=(frozenset(), names), alone=True)
-        refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
-    clear = changed(asked, beside=(frozenset({others[0].key}),), alone=True)
-    assert granted(clear).candidate.pod == POD
-
-    before = changed(knowing(scene, absent=(POD,)), known_before={POD.key: False})
-    theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
-    if dead == 1:
-        assert granted(theirs).candidate.row == rows[0]
-    else:
-        refused_by(theirs, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
@@ -232,8 +144,6 @@ def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_or_until_a_refusa
 
 # The lock is the right, whatever the times say, and a name is looked at before it is served.
 
-RETURNING = named_pod(1, reusable_name=True)
-
 
 def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_under_it() -> None:
     scene = knowing(a_scene(POD, STRAY, lock=POD), holding(POD), absent=(STRAY,))
@@ -251,36 +161,3 @@ def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_u
     assert ask(changed(went, used_locks=ended)) == Question(Ask.LOCK, (POD.key,))
     stray = knowing(changed(went, known={}), holding(STRAY), absent=(POD,))
     assert ask(stray) == Question(Ask.LOCK, (STRAY.key,))
-
-
-def test_where_the_api_server_is_silent_no_record_of_the_kubelet_names_the_pod() -> None:
-    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    scene = changed(scene, pod_uids={RETURNING.key: UNREAD}, listed=True, list_failed=True)
-    known = frozenset({ContainerKey(RETURNING.uid, "other")})
-    read = changed(scene, recorded=known, records_read=True)
-
-    refused_by(read, RefusalReason.PODS_UNKNOWN)
-
-
-def test_where_another_pod_has_the_name_and_the_pods_cannot_be_listed_nobody_is_served() -> None:
-    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    known = changed(scene, pod_uids={RETURNING.key: named_pod(9).uid}, listed=True)
-
-    assert granted(known).candidate.pod == RETURNING  # a LIST is newer than the GET
-    refusal = refused_by(changed(known, list_failed=True), RefusalReason.PODS_UNKNOWN)
-    assert refusal.transient
-
-
-def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again() -> None:
-    both = (a_container(name="a"), a_container(name="b"))
-    text = f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,10:;"
-    pod = a_pod(name="train-1", containers=both, annotations=annotated(text), reusable_name=True)
-    row = a_row(pod_uid=pod.uid, pod=pod.name, container="a", epoch=NOW_KUBELET)
-    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod, a=f"{G1}-0"))
-    scene = changed(scene, records_read=True)
-
-    assert "b" == granted(scene).candidate.container.name
-    again = changed(scene, ledger=Ledger((msgspec.structs.replace(row, epoch=OLD_KUBELET),)))
-    assert ask(again) == Question(Ask.PODS)
-    namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
-    assert ask(changed(namesake, recorded=frozenset({row.key}))) == Question(Ask.POD, (pod.key,))

@@ -95,14 +95,6 @@ def test_no_pod_is_picked_from_a_list_or_by_the_name_in_a_lock_alone(name: str):
     assert {None} == {served(vector, [pod], UnlockedPods.STRICT) for pod in pods_of(vector)}
 
 
-def test_without_a_lock_the_kubelets_word_can_be_made_to_suffice():
-    """HAMi would give the share of `a` to whichever of the two is being admitted."""
-    vector = vectors("pending_pod")["pending_pod-082"]
-    pods = pods_of(vector)
-
-    assert pods == [served(vector, [pod], UnlockedPods.UNIQUE) for pod in pods]
-
-
 @pytest.mark.parametrize("unlocked", UnlockedPods)
 def test_where_several_are_admitted_hamis_guess_cannot_be_had(unlocked: UnlockedPods):
     """HAMi would give the share of `a` to both."""
@@ -128,15 +120,6 @@ def test_a_lock_is_released_by_its_owner_alone(vector: Vector):
     assert ([] if present else [vector.given["lock"]]) == released(vector)
 
 
-@pytest.mark.parametrize("name", OTHER_LOCKS)
-def test_a_lock_whose_owner_is_not_the_pod_stays(name: str):
-    """HAMi removes it."""
-    vector = vectors("node_lock_release")[name]
-    assert not vector.expected["lockStillPresent"]
-
-    assert [] == released(vector)
-
-
 def physical(text: str) -> str:
     """The GPU of a slice id; what is no slice id is a GPU of its own."""
     pair = split_slice_id(SliceId(text))
@@ -146,12 +129,3 @@ def physical(text: str) -> str:
 @pytest.mark.parametrize("vector", cases("physical_id", without=OTHER_IDS), ids=str)
 def test_an_id_is_of_the_gpu_that_hami_takes_it_for(vector: Vector):
     assert vector.expected == physical(vector.given)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"), [("physical_id-128", f"{GPU}::2"), ("physical_id-129", "GPU-a")]
-)
-def test_an_id_of_another_form_is_taken_literally(name: str, expected: str):
-    vector = vectors("physical_id")[name]
-
-    assert expected == physical(vector.given) != vector.expected

@@ -2,17 +2,17 @@
 
 import pytest
 
-from agent.allocate.edits import cache_file, container_edits, gpu_edits
+from agent.allocate.edits import gpu_edits
 from agent.allocate.plain import grant
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import PLAIN, ContainerKey, EditSettings, HookFacts
+from agent.ledger import PLAIN, EditSettings, HookFacts
 from agent.model import Condition, SliceId, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.unit.core.allocation.plain_scene import UID, ids
 from tests.unit.core.allocation.refusals import check_refusal
 
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so", device_nodes=("/dev/nvidiactl",))
-G0, G1 = a_gpu(index=0), a_gpu(index=1)
+G0 = a_gpu(index=0)
 MANY = 10_000
 SPLIT = an_inventory(gpus=[a_shared_gpu(gpu=G0, split_count=MANY)])
 ALL = tuple(slice_id(G0.uuid, number) for number in range(MANY))
@@ -105,25 +105,6 @@ def test_a_gpu_that_does_not_serve_is_refused(inventory, gate, words):
     with pytest.raises(Refusal, match=words) as caught:
         grant(ids(0), inventory, ())
     assert gate is caught.value.gate
-
-
-def test_with_limits_the_answer_is_hami_cores():
-    granted = grant((*ids(0, 1), *ids(5, gpu=1)), an_inventory(), ())
-
-    edits = container_edits(ContainerKey(UID, PLAIN), granted, EditSettings(), FACTS)
-    envs = dict(edits.envs)
-    mounts = {one.container_path: one.host_path for one in edits.mounts}
-
-    assert f"{G0.uuid},{G1.uuid}" == envs["NVIDIA_VISIBLE_DEVICES"]
-    assert ("16310m", "8155m") == (
-        envs["CUDA_DEVICE_MEMORY_LIMIT_0"],
-        envs["CUDA_DEVICE_MEMORY_LIMIT_1"],
-    )
-    assert "0" == envs["CUDA_DEVICE_SM_LIMIT"]
-    cache = cache_file(UID, PLAIN)
-    assert f"/usr/local/vgpu/{cache}" == envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
-    assert f"/usr/local/vgpu/containers/{UID}_plain" == mounts["/usr/local/vgpu"]
-    assert {"/tmp/vgpulock", "/etc/ld.so.preload", "/usr/local/vgpu/libvgpu.so"} < set(mounts)  # noqa: S108 -- in the container
 
 
 def test_without_limits_the_answer_is_the_gpus_alone_by_every_strategy_that_is_set():

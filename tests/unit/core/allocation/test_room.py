@@ -1,12 +1,11 @@
 """Room on a GPU: Kubernetes' arithmetic, and never more than is registered."""
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.room import GpuUse, RoomClaim, gpu_use, pod_use, promised, scheduled, shortage
-from agent.cluster import Phase, PodTable, PodUid, Role
+from agent.cluster import Phase, PodTable, Role
 from agent.ledger import Ledger
 from agent.model import Share
 from tests.builders import G1, G2, a_gpu, a_pod, a_pod_uid, a_row, a_share, a_shared_gpu
@@ -21,34 +20,6 @@ def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10
     return RoomClaim(a_pod_uid(pod), role, (share,))
 
 
-@pytest.mark.parametrize(
-    ("claims", "use"),
-    [
-        ([claim(mib=100), claim(mib=200, percent=20)], GpuUse(300, 30)),
-        (
-            [
-                claim(role=Role.INIT, mib=500, percent=1),
-                claim(role=Role.INIT, mib=1, percent=50),
-                claim(mib=100),
-            ],
-            GpuUse(500, 50),
-        ),
-        ([claim(role=Role.INIT, mib=500, percent=50), claim(mib=600, percent=60)], GpuUse(600, 60)),
-        ([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GpuUse(600, 20)),
-        ([claim(mib=0)], GpuUse(1000, 10)),
-    ],
-    ids=[
-        "the app containers add up",
-        "init containers count by their peak",
-        "the greater of init and apps counts",
-        "a sidecar runs beside the apps",
-        "no memory means all of it",
-    ],
-)
-def test_the_containers_of_a_pod_take_what_kubernetes_counts(claims, use):
-    assert use == pod_use(claims, GPU)
-
-
 def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
     row = a_row(shares=[a_share(uuid=G1, memory_mib=100)])
     raised = msgspec.structs.replace(row, live_limits=(Share(G1, 700, 40),))
@@ -57,34 +28,6 @@ def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
 
     assert GpuUse(700, 40) == promised(Ledger((raised,)), table, GPU)
     assert GpuUse(700, 40) == gpu_use(filter(None, [scheduled(raised, None)]), GPU)
-
-
-LAYOUTS = {
-    "sidecar, init, app": ("s10 i20 a5", 30),
-    "init, sidecar, app": ("i20 s10 a5", 20),
-    "a sidecar on each side": ("s10 i20 s7 a5", 30),
-    "the sidecars and the app are more": ("s10 i2 s7 a5", 22),
-    "the second init container is the peak": ("i20 s10 i15 s1 a5", 25),
-    "sidecars alone": ("s10 s7 a0", 17),
-    "a sidecar without GPUs before it": ("s0 i20 s10 a15", 25),
-}
-"""The containers of a pod with their MiB, and what they take together at most."""
-
-
-def containers(text: str) -> list[RoomClaim]:
-    roles = {"s": Role.SIDECAR, "i": Role.INIT, "a": Role.APP}
-    return [
-        RoomClaim(
-            a_pod_uid(1), roles[word[0]], (Share(G1, int(word[1:]), 0),) * (word[1:] != "0"), place
-        )
-        for place, word in enumerate(text.split())
-    ]
-
-
-@pytest.mark.parametrize(("text", "mib"), LAYOUTS.values(), ids=LAYOUTS)
-def test_a_sidecar_runs_beside_what_starts_after_it(text, mib):
-    assert mib == pod_use(containers(text), GPU).memory_mib
-    assert mib == pod_use(reversed(containers(text)), GPU).memory_mib
 
 
 def of_kubernetes(claims: list[RoomClaim]) -> int:
@@ -115,17 +58,6 @@ def test_a_pod_takes_what_kubernetes_sums_up(inits, apps):
     ]
 
     assert of_kubernetes(claims) == pod_use(claims, GPU).memory_mib
-
-
-def test_two_shares_of_one_gpu_in_a_container_add_up():
-    twice = RoomClaim(
-        PodUid("p"), Role.APP, (a_share(uuid=G1, memory_mib=600, core_percent=1),) * 2
-    )
-
-    found = shortage(twice, (), GPUS)
-
-    assert found is not None
-    assert (GpuUse(1200, 2), True) == (found.total, found.memory)
 
 
 def test_what_just_fits_fits_and_one_more_does_not():

@@ -168,11 +168,3 @@ def test_an_app_container_that_was_made_tells_that_the_init_containers_have_succ
     pod["status"]["containerStatuses"][0]["lastState"] = ended(137)
 
     assert 4000 == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
-
-
-def test_a_pod_that_cannot_be_seen_counts_with_its_init_containers():
-    view = view_of(pod_of(1, [(False, BIG, ended(0), {})], [(SMALL, RUNNING)]))
-    row = a_row(pod_uid=view.uid, role=view.containers[0].role, shares=(BIG,))
-
-    assert row.counts(None)
-    assert not row.counts(view)

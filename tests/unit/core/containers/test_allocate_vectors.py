@@ -13,7 +13,7 @@ from agent.hami.annotations import consume, decode_pod_devices
 from agent.kube.objects import decode_pod
 from agent.ledger import ContainerEdits, ContainerKey, EditSettings, HookFacts
 from tests.builders import G1, G2, NODE, a_granted_share
-from tests.hami_vectors import Vector, cases, vectors
+from tests.hami_vectors import Vector, cases
 
 GPU = "nvidia.com/gpu"
 REGISTERED_MIB = 81559
@@ -119,20 +119,3 @@ def test_a_container_gets_what_hami_gives_it_or_is_refused_as_there(vector: Vect
     # HAMi's text grows by one separator with every container; ours keeps its length.
     after = vector.expected["podAnnotationsAfter"][TO_ALLOCATE]
     assert after == text + ";" * len(found)
-
-
-def test_a_text_without_groups_serves_nobody():
-    vector = vectors("allocate")["allocate-160"]
-    assert "no pending device allocation found" == vector.expected["calls"][0]["error"]
-    with pytest.raises(AgentError, match="wrote GPUs for 0 containers, but 1"):
-        answers(vector.given)
-
-
-def test_no_memory_means_all_that_is_registered():
-    """HAMi writes `0m`: no limit, with which a container reads its GPU's size as 0."""
-    vector = vectors("allocate")["allocate-167"]
-    assert "0m" == responses(vector)[0]["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"]
-    found, _ = answers(vector.given)
-    envs = dict(found[0].envs)
-    assert f"{REGISTERED_MIB}m" == envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
-    assert "0" == envs["CUDA_DEVICE_SM_LIMIT"]

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import uuid
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ from agent.ledger import (
     GrantedShare,
     HookFacts,
     MountEdit,
-    NodeEdit,
     container_directory,
 )
 from tests.builders import G1, G2, POD_UID, a_granted_share, a_share
@@ -82,38 +80,6 @@ def test_each_gpu_has_its_own_limit_wherever_it_sits(buses, speeds):
     ]
 
 
-@pytest.mark.parametrize(
-    ("buses", "order"),
-    [(BUSES["in steps"], [0, 1, 2]), (("", "0000:10:00.0", "0000:30:00.0"), [1, 2, 0])],
-    ids=["the bus", "the index, where a bus is not known"],
-)
-def test_the_bus_decides_and_not_the_index_that_the_driver_gave_last(buses, order):
-    """A GPU that was plugged in has an index at the end until the driver is loaded again."""
-    shares = [
-        a_granted_share(a_share(uuid=f"GPU-{n}", memory_mib=n), bus, 81559, index=(2, 0, 1)[n])
-        for n, bus in enumerate(buses)
-    ]
-
-    assert order == [one.share.memory_mib for one in cuda_order(reversed(shares))]
-
-
-def test_the_cache_file_follows_from_pod_and_container():
-    name = cache_file(POD_UID, "main")
-    assert name not in {cache_file(POD_UID, "other"), cache_file(POD_UID[:-1] + "2", "main")}
-    assert 5 == uuid.UUID(name.removesuffix(".cache")).version
-    edits = edits_of(granted(), facts=HookFacts("/opt/vgpu/libvgpu.so", hook_path="/opt"))
-    assert f"/opt/vgpu/{name}" == dict(edits.envs)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
-
-
-def test_every_host_path_but_devices_lies_below_the_hook_path():
-    facts = HookFacts(library="/opt/vgpu/libvgpu.so", has_license=True, hook_path="/opt")
-    edits = edits_of(granted(), facts=facts, device_list_strategies=("envvar",))
-    more = container_edits(MAIN, (granted(),), EditSettings(), facts, control_disabled=True)
-    hosts = {one.host_path for one in (*edits.mounts, *more.mounts)}
-    assert f"/opt/vgpu/containers/{POD_UID}_main" in hosts
-    assert all(host.startswith("/opt/vgpu/") for host in hosts)
-
-
 def test_with_volume_mounts_each_gpu_is_mounted_once_even_beside_envvar():
     both = ("envvar", "volume-mounts")
     edits = edits_of(granted(), granted(), device_list_strategies=both)
@@ -171,15 +137,6 @@ def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, co
         "NVIDIA_VISIBLE_DEVICES": G1,
     } == envs
     assert all(re.fullmatch(r"[\w./-]+", value) for value in envs.values())
-
-
-def test_device_nodes_where_asked_for_are_those_for_control_and_one_per_gpu():
-    facts = HookFacts(library="/x", device_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"))
-    shares = (granted(), granted(), a_granted_share(a_share(uuid=G2), "0000:20:00.0", 1))
-    assert () == container_edits(MAIN, shares, EditSettings(), facts).nodes
-    nodes = container_edits(MAIN, shares, EditSettings(pass_device_specs=True), facts).nodes
-    names = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1")
-    assert tuple(NodeEdit(name, name, "rw") for name in names) == nodes
 
 
 def test_device_nodes_lie_below_the_dev_root_of_the_host():

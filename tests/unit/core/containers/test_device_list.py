@@ -64,17 +64,6 @@ def test_with_cdi_alone_the_runtime_gets_neither_device_files_nor_variables():
     assert variables <= dict(beside.envs).keys()
 
 
-def test_the_annotation_is_the_containers_own_and_always_the_same():
-    settings = EditSettings(device_list_strategies=("cdi-annotations",))
-
-    ((one, _),) = edits_of(settings, G1).annotations
-    ((again, _),) = edits_of(settings, G2).annotations
-    ((other, _),) = edits_of(settings, G1, container="other").annotations
-
-    assert one == again != other
-    assert len(one.removeprefix("cdi.k8s.io/")) <= 63
-
-
 # Whether a container runtime finds the GPUs of an answer by their CDI names.
 
 CDI = EditSettings(device_list_strategies=("cdi-cri",))
@@ -92,20 +81,6 @@ def test_names_are_looked_up_where_any_cdi_strategy_is_among_the_strategies(stra
 
     assert expected == looks_up_cdi(given)
     assert expected == (undefined((G1,), given, frozenset()) is not None)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "defined"),
-    [
-        ((G1,), BOTH),
-        ((G1, G2), BOTH),
-        ((G1,), {*BOTH, "nvidia.com/gpu=all", "nvidia.com/gpu=0"}),
-        ((G1,), None),
-        ((), frozenset()),
-    ],
-)
-def test_a_gpu_whose_name_is_defined_may_be_offered(gpus, defined):
-    assert undefined(gpus, CDI, defined) is None
 
 
 @pytest.mark.parametrize(
@@ -141,37 +116,3 @@ def test_the_kind_and_the_directories_of_the_settings_count():
     assert "--vendor=hami.example.com --class=vgpu" in found[1]
     assert found[1].endswith("=/var/cdi/static/hami.example.com-vgpu.yaml")
     assert undefined((G1,), given, {f"hami.example.com/vgpu={G1}"}) is None
-
-
-@pytest.mark.parametrize("feature", ["gdrcopy", "gds", "mofed"])
-def test_the_names_of_features_are_in_every_answer_and_count_too(feature: str):
-    given = settings(**{feature: True})
-    found = undefined((G1,), given, BOTH)
-
-    assert found == (
-        f"no single CDI specification in /etc/cdi or /var/run/cdi defines nvidia.com/{feature}=all",
-        "write one, or switch gdrcopy, gds and mofed off",
-    )
-    assert undefined((G1,), given, {*BOTH, f"nvidia.com/{feature}=all"}) is None
-
-
-@pytest.mark.parametrize(
-    ("strategies", "prefix", "expected"),
-    [
-        (("cdi-annotations",), "nvidia.cdi.k8s.io/", False),
-        (("envvar", "cdi-annotations"), "nvidia.cdi.k8s.io/", False),
-        (("cdi-annotations",), "cdi.k8s.io/", True),
-        (("cdi-annotations", "cdi-cri"), "nvidia.cdi.k8s.io/", True),
-    ],
-)
-def test_devices_that_nvidias_runtime_makes_itself_need_no_specification(
-    strategies, prefix, expected
-):
-    given = settings(
-        cdi_kind="runtime.nvidia.com/gpu",
-        device_list_strategies=strategies,
-        cdi_annotation_prefix=prefix,
-    )
-
-    assert expected == looks_up_cdi(given)
-    assert looks_up_cdi(msgspec.structs.replace(given, cdi_kind="nvidia.com/gpu"))

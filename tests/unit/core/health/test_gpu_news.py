@@ -6,25 +6,13 @@ from pathlib import Path
 import pytest
 
 from agent.health.judge import switched_off
-from agent.ledger import Holder, Ledger
+from agent.ledger import Ledger
 from agent.model import NO_INDEX, Condition, Health, Inventory
 from agent.report import gpu_degraded, gpu_events
-from tests.builders import (
-    NOON,
-    a_gpu,
-    a_health,
-    a_pod_uid,
-    a_row,
-    a_share,
-    a_shared_gpu,
-    a_uuid,
-    an_inventory,
-)
-from tests.unit.core.allocation.plain_scene import a_plain_row, ids
+from tests.builders import NOON, a_gpu, a_health, a_row, a_share, a_shared_gpu, a_uuid, an_inventory
 
 LATER = NOON + dt.timedelta(hours=1)
 NOBODY = Ledger()
-GPU_0 = f"GPU 0 ({a_uuid(0)})"
 DRAINED = "XID 48: ECC; reset it or reboot the node [H-048]"
 STATES = {
     "ok": a_health(),
@@ -88,26 +76,6 @@ def test_a_change_of_the_gpus_is_told_like_this(change):
     assert CHANGES[change] == told(change)
 
 
-def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():
-    share, other = a_share(uuid=a_uuid(0)), a_share(uuid=a_uuid(1))
-    rows = (
-        a_row(pod_uid=a_pod_uid(1), pod="one", container="a", shares=(other, share)),
-        a_row(pod_uid=a_pod_uid(1), pod="one", container="b", shares=(share,)),
-        a_row(pod_uid=a_pod_uid(2), pod="two", shares=(other,)),
-    )
-    events = gpu_events(holding("ok ok"), holding("bad ok"), Ledger(rows))
-
-    assert [("GpuUnhealthy", ""), ("GpuDegradedForPod", "one")] == [
-        (event.reason, event.pod) for event in events
-    ]
-    assert (a_pod_uid(1), "team-a", True) == (
-        events[1].pod_uid,
-        events[1].namespace,
-        events[1].warning,
-    )
-    assert "XID 48" in events[1].text
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -126,20 +94,6 @@ def test_the_pods_of_a_gpu_that_is_gone_or_in_mig_mode_are_told(old, new, said):
         (event.reason, event.pod_uid) for event in told
     ]
     assert all(said in event.text for event in told)
-
-
-def test_a_pod_of_plain_mode_is_named_on_the_node_once_its_name_is_known():
-    rows = (
-        a_plain_row(holder=Holder("team-a", "train-0", "one"), slice_ids=ids(0)),
-        a_plain_row(holder=Holder("team-a", "train-0", "two"), slice_ids=ids(1)),
-        a_plain_row(holder=Holder("team-a", "train-1", "one"), slice_ids=ids(0, gpu=1)),
-        a_plain_row(slice_ids=ids(2)),
-    )
-    events = gpu_events(holding("ok ok"), holding("bad ok"), Ledger(rows))
-
-    (event,) = [one for one in events if one.reason == "GpuDegradedForPod"]
-    assert ("", "", "") == (event.namespace, event.pod, event.pod_uid)
-    assert f"{GPU_0}, which pod team-a/train-0 holds: XID 48" in event.text
 
 
 ILL = a_health(condition=Condition.BAD, since=LATER, text="XID 48 [H-048]")

@@ -151,32 +151,6 @@ def test_what_the_operator_declares_harmless_is_forgotten_and_nothing_else(setti
     assert Condition.BAD is judge.remembered(faulty, NOON, settings, boot_changed=False).condition
 
 
-def test_what_an_older_agent_remembered_without_a_runbook_id_is_relieved_and_refused_too():
-    old = Health(Condition.BAD, NOON, "xid", "XID 48", 48, needs_reset=True, serving=False)
-    relieved = judge.judge(old, REPORTS["advise-none"], NOON, SETTINGS)
-
-    assert (
-        "XID 48; it needs no reset any more and is served again after its cool-down"
-        == relieved.text
-    )
-    assert "refused" == judge.judge(old, REPORTS["refuse"], NOON, SETTINGS).cause
-
-
-def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_hours():
-    health, now, rests = Health(Condition.OK, since=NOON), 0.0, []
-    for _ in range(7):
-        report = DriverEvent(EventKind.XID, G1, 54)
-        health = judge.judge(health, report, later(now), SETTINGS)
-        began = now
-        while health.ill:
-            now += 10.0
-            health = judge.judge(health, PASSED, later(now), SETTINGS)
-        rests.append(now - began)
-        now += 60.0
-
-    assert [600.0, 1200.0, 2400.0, 4800.0, 7200.0, 7200.0, 7200.0] == rests
-
-
 @pytest.mark.parametrize(
     ("history", "wanted"),
     [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.judge import PLUGINS_SKIP, HealthSettings, XidClass, judge, xid_class, xid_name
+from agent.health.judge import HealthSettings, XidClass, judge, xid_class, xid_name
 from agent.model import Condition, DriverEvent, EventKind, Health
 from tests.builders import G1, NOON
 from tests.hami_vectors import Vector, cases
@@ -56,14 +56,6 @@ def test_the_odd_corners_are_those_of_nvidias_plugin(disable, enable, off, ignor
     )
 
 
-def test_an_application_xid_that_is_enabled_is_fatal_and_others_keep_their_class():
-    judged = settings("", "all")
-
-    assert XidClass.FATAL is xid_class(13, judged)
-    assert XidClass.CONTAINED is xid_class(94, judged)
-    assert XidClass.NEEDS_RESET is xid_class(79, judged)
-
-
 def test_the_agents_own_setting_wins_over_both_variables():
     judged = settings("94,48", "13", x94=XidClass.FATAL, x13=XidClass.APPLICATION)
 
@@ -103,10 +95,3 @@ def test_each_class_of_xids_has_its_own_meaning(kind):
     )
 
     assert MEANINGS[kind] == (health.condition, health.needs_reset, health.needs_reboot)
-
-
-def test_what_the_plugins_skip_counts_here_where_the_catalog_wants_a_reset():
-    assert APPLICATION == PLUGINS_SKIP
-    assert [109] == [n for n in PLUGINS_SKIP if xid_class(n) is not XidClass.APPLICATION]
-    assert XidClass.NEEDS_RESET is xid_class(109)
-    assert XidClass.APPLICATION is xid_class(109, settings("94"))  # as both plugins read it

@@ -1,22 +1,17 @@
 """Slices, the arithmetic of what is registered, and what a GPU serves."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.model import (
     INT32_MAX,
     MIB,
     Condition,
-    GpuUuid,
     SharingSettings,
     SliceId,
     listed_ids,
     registered_core_percent,
     registered_mib,
-    slice_id,
     split_slice_id,
-    type_name,
 )
 from tests.builders import G1, G2, a_health, a_shared_gpu
 from tests.hami_vectors import Vector, cases, vectors
@@ -54,16 +49,6 @@ def test_memory_that_32_bits_cannot_say_is_held_at_the_greatest_number():
     assert INT32_MAX == registered_mib(2**31, SharingSettings())
 
 
-def test_a_gpu_that_cannot_tell_its_memory_has_the_preconfigured_one():
-    vector = vectors("memory_scaling")["memory_scaling-242"]
-    settings = SharingSettings(
-        memory_scaling=vector.given["deviceMemoryScaling"],
-        preconfigured_mib=vector.given["preConfiguredDeviceMemory"],
-    )
-    assert vector.expected == registered_mib(None, settings)
-    assert registered_mib(None, SharingSettings()) is None
-
-
 def test_nothing_is_scaled_in_mode_mig():
     vector = vectors("memory_scaling")["memory_scaling-243"]
     settings = SharingSettings(
@@ -80,11 +65,6 @@ def test_nothing_is_scaled_in_mode_mig():
 @pytest.mark.parametrize("vector", cases("core_scaling"), ids=str)
 def test_cores_are_scaled_as_hami_does(vector: Vector):
     assert vector.expected == registered_core_percent(SharingSettings(core_scaling=vector.given))
-
-
-@given(st.text(min_size=1).map(GpuUuid), st.integers(0, 10**10 - 1))
-def test_a_slice_id_is_taken_apart_as_it_was_put_together(uuid: GpuUuid, number: int):
-    assert (uuid, number) == split_slice_id(slice_id(uuid, number))
 
 
 @pytest.mark.parametrize(
@@ -106,10 +86,6 @@ def test_what_is_no_slice_id_is_none(text: str):
     assert split_slice_id(text) is None
 
 
-def test_ids_are_the_lowest_numbers_up_to_the_split_count():
-    assert (f"{G1}-0", f"{G1}-1") == listed_ids(G1, 2, ())
-
-
 def test_held_ids_stay_listed_when_the_split_count_falls():
     texts = (f"{G1}-7", f"{G1}-1", f"{G2}-0", "junk")
     held = tuple(map(SliceId, texts))
@@ -117,29 +93,7 @@ def test_held_ids_stay_listed_when_the_split_count_falls():
     assert (f"{G1}-0", f"{G1}-1", f"{G1}-7") == listed_ids(G1, 3, held)
 
 
-@pytest.mark.parametrize(
-    ("name", "registered"),
-    [("Tesla P4", "NVIDIA-Tesla P4"), ("NVIDIA H100", "NVIDIA H100"), ("nvidia", "NVIDIA-nvidia")],
-)
-def test_a_type_begins_with_the_word_that_the_scheduler_matches(name: str, registered: str):
-    assert registered == type_name(name)
-
-
 # Inventory snapshots, what a GPU serves, and what kubelet and pods are asked by.
-
-
-@pytest.mark.parametrize(
-    ("present", "condition", "serving"),
-    [
-        (True, Condition.OK, True),
-        (True, Condition.WATCH, True),
-        (True, Condition.BAD, False),
-        (False, Condition.OK, False),
-    ],
-)
-def test_a_gpu_serves_while_it_is_there_and_well(present, condition, serving):
-    shared = a_shared_gpu(present=present, health=a_health(condition=condition))
-    assert serving is shared.serving
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,6 @@ def test_a_pair_whose_sides_tell_of_different_kinds_scores_nothing(there, back, 
     assert {first: {second: points[0]}, second: {first: points[1]}} == pair_scores(gpus)
 
 
-def test_a_gpu_alone_has_an_entry_without_pairs():
-    assert {a_uuid(0): {}} == pair_scores([a_gpu()])
-
-
 def test_a_link_to_a_gpu_that_is_not_shared_counts_nowhere():
     gpus = joined([[None, None, (None, 4)], [None, None, None], [(None, 4), None, None]])
 

@@ -76,21 +76,6 @@ def test_the_chosen_groups_come_in_the_order_of_the_checks():
     assert ("wrong", OFFER.said) == (offer.verdict, offer.said)
 
 
-def test_a_finding_may_have_a_consequence_and_a_remedy_of_its_own():
-    means, advice = MEANS["P-OFFER"], ADVICE["P-OFFER"]
-    said = [
-        (one.means, one.advice)
-        for each in (
-            replace(OFFER, means="pods wait"),
-            replace(OFFER, advice=""),
-            replace(OFFER, verdict="ok", advice=""),
-        )
-        for one in all_of(each)
-    ]
-
-    assert [("pods wait", "look"), (means, advice), ("", "")] == said
-
-
 GOOD = Check("state", ok=True)
 BAD = Check("stream", ok=False, text="The kubelet is away.")
 WEAK = Check("api", ok=False, text="The watch is down.", required=False)

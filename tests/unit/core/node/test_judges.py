@@ -285,18 +285,6 @@ async def test_what_containers_load_is_judged_by_the_rule_of_the_agent(
     check(found, [line or "P-PRELOAD ok" for line in expected])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@pytest.mark.looptime(False)
-async def test_a_library_of_another_user_is_wrong(tmp_path: Path):
-    (tmp_path / "vgpu").mkdir()
-    for name in ("libvgpu.so", "ld.so.preload"):
-        (tmp_path / "vgpu" / name).write_bytes(OWN)
-        os.chown(tmp_path / "vgpu" / name, 7, 7)
-    found = await examined({"--hook-path": str(tmp_path)}, "library")
-
-    assert 2 == sum("others than root may write it (uid 7" in one.said for one in found)
-
-
 def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
     asked, more = rights(NODE), rights(NODE, node_condition=True)
 

@@ -135,41 +135,6 @@ def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
         assert None is closes_after(row, *rows, holdings=both)
 
 
-def test_beside_an_init_container_with_the_same_ids_nobody_says_which_row_is_whose():
-    rows = (ROW, a_plain_row(uid=SECOND, minute=1))
-    seen = {"holdings": HELD, "recorded": RECORDED * 2}
-
-    assert [None, None] == [row.holder for row in look(*rows, **seen).confirmed]
-    assert None is closes_after(*rows, recorded=seen["recorded"])
-
-
-def test_the_one_that_stays_may_live_by_either_row():
-    rows = (ROW, a_plain_row(uid=SECOND, minute=1))
-
-    found = look(*rows, holdings=[holds(OTHER, *ids(0))])
-
-    assert [OTHER, OTHER] == [row.holder for row in found.confirmed]
-
-
-def test_the_second_holder_of_the_same_ids_takes_the_row_that_is_left():
-    rows = (CONFIRMED, a_plain_row(uid=SECOND, minute=1))
-
-    (row,) = look(*rows, holdings=[holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]).confirmed
-
-    assert (SECOND, OTHER) == (row.key.pod_uid, row.holder)
-
-
-def test_two_answers_of_which_one_is_lived_by_both_stay():
-    rows = (CONFIRMED, a_plain_row(uid=SECOND, minute=1))
-    held = HELD
-
-    (row,) = look(*rows, holdings=held).confirmed
-
-    assert (SECOND, HOLDER) == (row.key.pod_uid, row.holder)
-    for one in ((*rows,), (*reversed(rows),)):
-        assert None is closes_after(*one, holdings=held)
-
-
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])
 def test_a_row_that_nobody_booked_is_counted_after_a_minute(late, count):
     at = UNCONFIRMED_AFTER - dt.timedelta(seconds=int(not late))

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import ContainerKey, Holder, Holding, Ledger, Row, gaps
+from agent.ledger import ContainerKey, Holding, Ledger, Row, gaps
 from agent.model import SliceId
-from agent.reconcile import Findings, ReconcileFacts, judge_by_scheduler, stranger_row
+from agent.reconcile import Findings, ReconcileFacts, judge_by_scheduler
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, RESOURCE, annotated
 
@@ -68,52 +68,27 @@ LISTS = {
 
 @pytest.mark.parametrize("holdings", LISTS.values(), ids=LISTS)
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("confirmed", [False, True])
-def test_the_row_of_a_pod_that_succeeded_is_over_whatever_the_kubelet_lists(
-    holdings, role, confirmed
+@pytest.mark.parametrize(
+    ("phase", "seconds", "over"),
+    [
+        (Phase.SUCCEEDED, 0, 1),
+        # A pod that the kubelet rejects at its start is failed while its containers still run.
+        (Phase.FAILED, 59, 0),
+        (Phase.FAILED, 60, 1),
+        (Phase.RUNNING, 0, 0),
+    ],
+)
+def test_the_row_of_an_ended_pod_is_over_whatever_the_kubelet_lists(
+    holdings, role, phase, seconds, over
 ):
-    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
-    row = a_row(confirmed=confirmed, role=role, epoch=NOW_KUBELET, slice_ids=IDS)
-    recorded = {row.key: frozenset(IDS)}
-
-    assert (row,) == found(row, pods=(ended,), holdings=holdings).over
-    assert (row,) == found(row, pods=(ended,), holdings=holdings, recorded=recorded).over
-    assert () == found(row, holdings=holdings).over
-
-
-@pytest.mark.parametrize("holdings", LISTS.values(), ids=LISTS)
-@pytest.mark.parametrize(("seconds", "over"), [(0, 0), (59, 0), (60, 1), (7200, 1)])
-def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lists(
-    holdings, seconds, over
-):
-    """A pod that the kubelet rejects at its start is failed while its containers still run."""
-    ended = msgspec.structs.replace(POD, phase=Phase.FAILED)
-    first = found(a_row(), pods=(ended,), holdings=holdings)
-    later = found(a_row(), pods=(ended,), holdings=holdings, idle=first.idle, elapsed=seconds)
-
-    assert over == len(later.over)
-
-
-@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED])
-def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(phase):
-    stranger = a_pod(phase=phase)
-    holder = Holder(stranger.namespace, stranger.name, "main")
-    seen = ReconcileFacts(PodTable(), (), NOW_KUBELET, NOON - 9 * MINUTE)
-    kept = stranger_row(holder, IDS, RESOURCE, seen)
-    look = partial(
-        found,
-        pods=(stranger,),
-        holdings=(held(stranger, *IDS),),
-        idle={(kept.key, kept.answered_at): -60.0},
-    )
-    ends = phase in {Phase.SUCCEEDED, Phase.FAILED}
-
-    assert len(look().strangers) == (not ends)
-    assert len(look(kept).over) == ends
+    pod = msgspec.structs.replace(POD, phase=phase)
+    row = a_row(role=role, epoch=NOW_KUBELET, slice_ids=IDS)
+    for recorded in (None, {row.key: frozenset(IDS)}):
+        look = partial(found, row, pods=(pod,), holdings=holdings, recorded=recorded)
+        assert over == len(look(idle=look().idle, elapsed=seconds).over)
 
 
 OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
-SECOND = dt.timedelta(seconds=1)
 SUCCESSOR = msgspec.structs.replace(POD, uid=a_pod_uid(9))
 HELD = (held(POD, *IDS),)
 

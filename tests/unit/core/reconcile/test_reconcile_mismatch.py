@@ -7,7 +7,7 @@ import pytest
 
 from agent.cluster import Role
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import ContainerKey, Ledger, gaps, mismatch
+from agent.ledger import ContainerKey, Ledger, gaps
 from agent.model import SliceId
 from agent.reconcile import Findings, check_start
 from tests.builders import G1, G2, NOON, a_row, a_share
@@ -64,12 +64,6 @@ def test_another_gpu_is_a_mismatch_if_the_right_one_was_offered_and_drift_otherw
         assert {OLD_KUBELET} == {row.epoch for row in anew.confirmed}
 
 
-def test_foreign_ids_are_named_as_they_are():
-    row = msgspec.structs.replace(OFFERED, slice_ids=(SliceId("foreign"), *ELSEWHERE))
-
-    assert f"slices of {G2}, foreign for it" in mismatch(row).sentence
-
-
 def test_only_the_container_of_a_mismatch_may_not_start():
     wrong = msgspec.structs.replace(OFFERED, slice_ids=ELSEWHERE)
 
@@ -81,21 +75,6 @@ def test_only_the_container_of_a_mismatch_may_not_start():
     check_start(Ledger((OFFERED,)), IDS)
     check_start(Ledger((msgspec.structs.replace(wrong, offered=False),)), ELSEWHERE)
     check_start(Ledger(), ELSEWHERE)
-
-
-def test_of_rows_with_the_same_ids_the_last_answer_decides_whether_it_may_start():
-    wrong = msgspec.structs.replace(OFFERED, slice_ids=ELSEWHERE)
-    key = msgspec.structs.replace(wrong.key, container="next")
-    right = msgspec.structs.replace(
-        wrong, key=key, shares=(a_share(uuid=G2),), answered_at=NOON + MINUTE
-    )
-
-    check_start(Ledger((right, wrong)), ELSEWHERE)
-    with pytest.raises(Refusal):
-        check_start(
-            Ledger((right, msgspec.structs.replace(wrong, answered_at=NOON + 2 * MINUTE))),
-            ELSEWHERE,
-        )
 
 
 @pytest.mark.parametrize("recorded", [None, {}])

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import KubeletEpoch, Ledger
+from agent.cluster import Phase, PodTable, PodView, Tombstone
+from agent.ledger import Ledger
 from agent.settle import (
     REFUSED_AT_ONCE,
     UNCLAIMED,
@@ -123,21 +123,6 @@ def test_the_lock_of_a_pod_answered_in_full_goes_at_once_if_a_row_notes_it_else_
     assert at_once == at_last(answered(*containers))
 
 
-def test_a_container_that_ended_under_the_kubelet_that_was_answered_needs_no_answer():
-    epoch = KubeletEpoch(7, int(NOON.timestamp() * 1e9))
-    init = msgspec.structs.replace(a_container(name="a", role=Role.INIT), ended_at=LATER)
-    pod = changed(POD, containers=(init, a_container(name="b")))
-
-    (settle,) = pending_effects(
-        a_scene(pod, ledger=Ledger((a_row(container="b", epoch=epoch),)), lock_stamp=None)
-    )
-
-    assert "success" == settle.phase
-    earlier = KubeletEpoch(7, epoch.ctime_ns + 60 * 10**9)
-    ledger = Ledger((a_row(container="b", epoch=earlier),))
-    assert () == pending_effects(a_scene(pod, ledger=ledger, lock_stamp=None))
-
-
 NAMESAKE = a_pod(uid=a_pod_uid(9), annotations=BOUND)
 EARLIER = answered("main", lock=a_lock(stamp=NOON - dt.timedelta(seconds=5)).value)
 BARE = a_pod(annotations=BOUND, containers=(a_container(count=0),))
@@ -175,27 +160,6 @@ def test_a_lock_goes_when_nobody_can_need_it_at_once_or_when_it_stood_before_our
 
     assert at_once == told(pending_effects(young))
     assert after_long == told(pending_effects(msgspec.structs.replace(scene, standing=LONG)))
-
-
-def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
-    init = a_container(name="init", role=Role.INIT)
-    first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
-    started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
-    crashing = msgspec.structs.replace(a_container(name="b"), has_run=True)
-    looping = changed(started, containers=(init, first, crashing))
-    half = changed(started, containers=(init, first, a_container(name="b")))
-    held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
-
-    for pod, ledger, goes in (
-        (started, None, True),
-        (looping, None, True),
-        (half, None, False),
-        (half, held, False),
-    ):
-        # At once the status may be that of before a reboot.
-        assert [] == told(pending_effects(a_scene(pod, ledger=ledger)))
-        after = told(pending_effects(a_scene(pod, ledger=ledger, standing=UNCLAIMED)))
-        assert (PROVED if goes else []) == after
 
 
 def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hide_no_others():

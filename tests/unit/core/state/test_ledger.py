@@ -56,24 +56,6 @@ def test_what_is_found_follows_every_change_and_asking_makes_no_difference(steps
         assert (row if is_put else None) == ledger.find(row.key)
 
 
-def test_a_thousand_graves_cost_no_look_at_all_rows_each():
-    looks: list[int] = []
-
-    class Counted(tuple):
-        __slots__ = ()
-
-        def __iter__(self):
-            looks.append(len(self))
-            return super().__iter__()
-
-    ledger = Ledger(Counted(a_row(pod_uid=a_pod_uid(n)) for n in range(160)))
-
-    found = [ledger.rows_of(a_pod_uid(n)) for n in range(1024)]
-
-    assert 160 == sum(map(len, found))
-    assert [160] == looks
-
-
 def test_ids_in_use_are_told_by_gpu_and_foreign_ones_are_left_out():
     ledger = Ledger(
         (

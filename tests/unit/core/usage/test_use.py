@@ -49,17 +49,6 @@ def test_what_a_process_freed_in_the_slot_of_another_is_taken_from_the_sum(other
     assert (total, max(0, other - 153)) == (use.gpus[0].memory.total, use.gpus[0].memory.buffer)
 
 
-@pytest.mark.parametrize(
-    ("last", "idle"),
-    [(BEFORE, 30), (NOW, 0), (NOW + dt.timedelta(seconds=5), 0), (None, None)],
-    ids=["past", "now", "a clock set back", "never"],
-)
-def test_the_idle_time_is_since_the_last_kernel_and_never_negative(last, idle):
-    use = use_of(reading(last_kernel=last), NOW)
-
-    assert (None if idle is None else dt.timedelta(seconds=idle)) == use.idle
-
-
 # Whose GPU a number of a region is: the GPUs that the container was given decide.
 
 G3 = a_uuid(3)

@@ -1,4 +1,4 @@
-"""What systemd/README.md tells to type on a node works, as it stands there."""
+"""What GUIDE.md tells to type on bare metal works, as it stands there."""
 
 import re
 
@@ -7,7 +7,7 @@ from agent.cluster import REGISTER, SCORE
 from tests.systemd.lab.bare_metal import ROOT
 from tests.systemd.lab.made import LATER, name
 
-TEXT = (ROOT / "systemd/README.md").read_text()
+TEXT = (ROOT / "GUIDE.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 SUDO = r"""printf '#!/bin/sh\nexec "$@"\n' >/usr/local/bin/sudo; chmod 755 /usr/local/bin/sudo"""
 

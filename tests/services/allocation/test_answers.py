@@ -1,0 +1,105 @@
+"""Durable before answered, one pod per call; who was answered before gets the same bytes again."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from agent.cluster import Phase
+from agent.errors import Refusal, RefusalReason
+from agent.ledger import KubeletEpoch
+from agent.reconcile import Adoption
+from tests.builders import a_container
+from tests.services.allocation.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
+
+
+async def outcome(desk, *numbers):
+    """What the kubelet gets for these ids: edits, or the gate that closed."""
+    try:
+        return await desk.service.allocate(ids(*numbers))
+    except Refusal as refusal:
+        return refusal.gate
+
+
+@pytest.mark.parametrize(
+    ("is_bound_then", "gate"),
+    [(False, RefusalReason.NO_POD_ADMITTED), (True, RefusalReason.MEMORY_EXCEEDED)],
+    ids=["it is no candidate for the next call", "it takes room already"],
+)
+async def test_until_a_row_is_on_disk_there_is_no_answer_and_its_pod_counts(is_bound_then, gate):
+    text = f"{G1},NVIDIA,60000,10:;"
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1, text))
+        desk.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(outcome(desk, 4))
+            await asyncio.sleep(0.01)
+            if is_bound_then:
+                desk.bind(placed(2, text))
+            assert gate is await outcome(desk, 5)
+            assert (False, ()) == (answering.done(), desk.ledger.rows)
+            desk.disk.gate.set()
+
+        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+        assert RefusalReason.OVERLAP is answering.result()
+
+
+async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks():
+    async with a_desk() as desk:
+        pod = placed(1, phase=Phase.RUNNING)
+        row = await desk.service.adopt(Adoption(pod, pod.containers[0], ()))
+        assert row is not None
+        await desk.state.commit(lambda ledger: ledger.put(row))
+        desk.admit(pod)
+
+        edits = await desk.service.allocate(ids(9))
+
+        assert (False, KubeletEpoch()) == (row.confirmed, row.epoch)
+        assert row.edits == edits
+        assert {("replay", ""): 1} == desk.results
+
+
+SHARE = f"{G1},NVIDIA,1,1:;"
+
+
+@pytest.mark.parametrize(
+    ("text", "container", "hanging"),
+    [
+        ("GPU-elsewhere,NVIDIA,1,1:;", "main", ""),
+        (SHARE * 2, "main", ""),
+        (SHARE, "main", "facts"),
+        (SHARE, "other", ""),
+    ],
+    ids=["no GPU of this node", "other groups", "a hook path that hangs", "nothing was written"],
+)
+async def test_a_holder_that_cannot_be_understood_is_not_adopted_and_held_up_nobody(
+    text, container, hanging
+):
+    async with a_desk() as desk:
+        desk.hooks.hanging = hanging
+        found = Adoption(placed(1, text), a_container(name=container), ids(3))
+
+        async with asyncio.timeout(60):
+            assert None is await desk.service.adopt(found)
+
+
+async def test_a_second_answer_is_equal_and_its_row_is_the_new_kubelets():
+    """The kubelet lost its record and was restarted. The directory is left as it is."""
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        first = await desk.service.allocate(ids(4))
+        booked = msgspec.structs.replace(desk.ledger.rows[0], confirmed=True)
+        await desk.state.commit(lambda ledger: ledger.put(booked))
+        desk.lock(None)
+        desk.epoch = NEXT_EPOCH
+        desk.hooks.missing = ("/usr/local/vgpu/libvgpu.so",)  # which refuses only new answers
+        await asyncio.sleep(90)
+
+        assert first == await desk.service.allocate(ids(9))
+
+        (row,) = desk.ledger.rows
+        assert (ids(9), NEXT_EPOCH, False) == (row.slice_ids, row.epoch, row.confirmed)
+        assert desk.clock.now() == row.answered_at
+        directory = f"{pod.uid}_main"
+        assert (1, 2) == (desk.hooks.wiped[directory], desk.hooks.made[directory])
+        assert {("ok", ""): 1, ("replay", ""): 1} == desk.results
