@@ -100,15 +100,6 @@ async def test_a_stall_at_any_await_of_an_allocate_costs_no_pod(seconds):
             await asyncio.sleep(WINDOW)
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.4])
-@told
-async def test_stalls_at_all_awaits_of_an_allocate_cost_no_pod(seconds):
-    async with pods_in_turn() as pods:
-        step = pods.world.agent.step
-        for _ in range(3):
-            await pods.run(lambda: [step.stall_at(at, seconds) for at in range(AWAITS)])
-
-
 @pytest.mark.parametrize("share", [0.5, 0.2, 0.1, 0.05])
 @told
 async def test_a_quota_costs_no_pod_not_even_after_a_minute_of_it(share):

@@ -205,7 +205,7 @@ async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(rig):
     assert not any(one.path.endswith("/exec") for one in asked)
 
 
-async def test_without_the_agent_the_nodes_events_are_its_changes(rig):
+async def test_without_the_agent_the_nodes_events_are_its_changes(rig, tmp_path, capsys):
     rig.node("a", a_gpu("GPU-1"))
     for number, writer in enumerate(("hami-agent", "kubelet")):
         tell(rig, "a", number, "GpuUnhealthy", f"XID 79, says the {writer}", writer)
@@ -220,6 +220,9 @@ async def test_without_the_agent_the_nodes_events_are_its_changes(rig):
     assert [("GpuUnhealthy", True)] == [
         (one["reason"], one["warning"]) for one in listed.data["changes"]
     ]
+    async with explain_rig(tmp_path, capsys, READS) as blind:
+        blind.node("a", a_gpu("GPU-1"))
+        assert "changes: not known" in (await blind.run("status", "--node", "a", "--since=1h")).out
 
 
 async def test_on_a_workstation_the_nodes_are_listed(rig):

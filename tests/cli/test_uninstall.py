@@ -150,12 +150,6 @@ async def test_what_cannot_be_read_is_told_and_has_its_exit_code(world, flags, t
     assert "give the path of a readable kubeconfig" in capsys.readouterr().err
 
 
-def test_plain_mode_has_written_nothing_to_a_node(flags, capsys):
-    assert 0 == dispatch(["uninstall", *flags, "--scheduler", "none"], {})
-
-    assert "nothing of the agent's was found\n" == capsys.readouterr().out
-
-
 async def test_no_agent_starts_while_the_node_is_cleaned(world, flags, monkeypatch, tmp_path):
     plain, taken = KubeLeftovers.clean, list[bool]()
 
