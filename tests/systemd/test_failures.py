@@ -84,7 +84,7 @@ async def test_starts_that_end_at_once_are_no_busy_loop(node, lines):
     [
         ("settings", "78", "/etc/hami-agent/config.yaml:1:"),
         ("/etc/hami-agent/kubeconfig", "78", ": cannot be read"),
-        ("/root/kubeconfig", "78", ": cannot be read"),
+        ("~/kubeconfig", "78", ": cannot be read"),
         ("Group=nobodys-group", "216", ""),
         ("User=nobody-at-all", "217", ""),
     ],
@@ -95,6 +95,7 @@ async def test_what_cannot_start_is_held_until_an_operator_starts_it(node, wrong
     elif "=" in wrong:
         await node.drop_in(wrong)
     else:  # the service sees no home, and is not allowed another user's file
+        wrong = wrong.replace("~", "/root")
         node.write(wrong, node.cluster.places.kubeconfig.read_text(), 0o600)
         node.settings(KUBECONFIG=wrong)
         owner = "root" if wrong.startswith("/root") else "nobody"
