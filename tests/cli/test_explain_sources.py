@@ -262,3 +262,17 @@ async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig):
     assert 1 == answer.code
     assert [] == [char for char in answer.out if not (char.isprintable() or char == "\n")]
     assert "red" in answer.out
+
+
+GVISOR = ", not kept: HAMi-core does not work under the runtime class gvisor"
+
+
+@pytest.mark.parametrize(("spec", "unkept"), [({}, ""), ({"runtimeClassName": "gvisor"}, GVISOR)])
+async def test_a_running_pod_is_told_with_what_keeps_its_limits(rig, spec, unkept):
+    rig.node("n1", a_gpu("GPU-a", 3))
+    rig.holder("p", "n1", "GPU-a", 8192, 20)
+    rig.edit_pod("p", {"spec": spec})
+
+    (fact,) = (await rig.explain("p")).gate("running")["facts"]
+
+    assert fact.startswith(f"main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores{unkept}")
