@@ -160,7 +160,6 @@ def a_status(data):
             with_status(a_status(STATUS), an_extension(records))
             for records in (
                 {"GNU.sparse.map": "1,2,x"},
-                {"GNU.sparse.size": "x"},
                 {"GNU.sparse.numblocks": "x", "GNU.sparse.map": "0,5"},
                 {
                     "GNU.sparse.major": "1",
@@ -187,7 +186,7 @@ def a_status(data):
             a_status(b'{"node":{"name":"n"},"gpus":[{"uuid":"G","usedMib":1%s}]}' % (b"0" * 400))
         ),
     ],
-    ids=range(23),
+    ids=range(22),
 )
 def test_a_file_of_a_stranger_costs_little_and_is_refused_in_a_sentence(cli, tmp_path, content):
     path = tmp_path / "x.tgz"
