@@ -11,7 +11,7 @@ TESTS = Path(__file__).parent
 ASKED = ("browser", "chart", "hostile", "image", "peers", "prometheus", "release", "systemd")
 OPTIONS = {folder: f"--{folder}" for folder in ASKED}
 """Folders whose tests run only for those who ask, with the option that asks for them."""
-MODELS = ("test_apiserver_*.py", "test_kubelet_*.py", "test_witness.py")
+MODELS = ("test_apiserver.py", "test_kubelet_*.py", "test_witness.py")
 """Modules of tests/peers whose tests are tried on a model, too: that always runs."""
 
 # On Python 3.11 pytest-asyncio asks for "the current loop" before its first test; asyncio then

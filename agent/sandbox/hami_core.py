@@ -285,10 +285,6 @@ class HamiCoreProcess:
         """Take SIGUSR2."""
         self._region.put(self._slot + self._offsets.status, "i", 2)
 
-    def resume(self) -> None:
-        """Take SIGUSR1."""
-        self._region.put(self._slot + self._offsets.status, "i", 1)
-
     def exit(self) -> None:
         """End in the normal way."""
         slot, offsets = self._found, self._offsets

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -290,15 +290,17 @@ class SimulatedHardware:
         index = next(n for n in range(MOST_GPUS + 1) if n not in taken)
         if index == MOST_GPUS:
             raise HardwareError(f"this node is full: it has {MOST_GPUS} GPUs")
-        model = self._model(profile)
-        busy = {state.gpu.pci for state in self._states.values()}
-        addresses = (pci_address(slot, model.numa or 0) for slot in range(0x70))
+        if profile is not None and profile not in PROFILES:
+            raise HardwareError(f"there is no profile `{profile}`; use {', '.join(PROFILES)}")
+        model = gpus_of(PROFILES[profile or "h100"], 1)[0]
+        if profile is None and self._states:
+            model = self.states[0].gpu
         gpu = msgspec.structs.replace(
             model,
             uuid=derived_uuid(f"added/{self._serial}"),
             index=index,
             minor=index,
-            pci=next(address for address in addresses if address not in busy),
+            pci=pci_address(index, model.numa or 0),
             links=(),
         )
         self._serial += 1
@@ -348,15 +350,6 @@ class SimulatedHardware:
             self._put(self._states[uuid], lost=False, needs_reset=False, refused=False)
             self._report(DriverEvent(EventKind.CHANGED))
 
-    def _model(self, profile: str | None) -> Gpu:
-        if profile is None:
-            if self._states:
-                return self.states[0].gpu
-            profile = "h100"
-        if profile not in PROFILES:
-            raise HardwareError(f"there is no profile `{profile}`; use {', '.join(PROFILES)}")
-        return gpus_of(PROFILES[profile], 1)[0]
-
 
 class EventCursor:
     """One subscriber, with the events that it has not taken yet."""
@@ -388,14 +381,23 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
     Raises PermissionFault if the socket cannot be created or another simulation serves it.
     """
     await _refuse_a_second(socket_path)
-    try:
+    with unwrapped():
         async with asyncio.TaskGroup() as tasks, _listening(hardware, socket_path, tasks):
             yield
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise the caller's exception itself in place of groups that have no other."""
+    try:
+        yield
     except BaseExceptionGroup as group:
-        # Raise the caller's exception itself in place of the exception group of this module.
-        if len(group.exceptions) > 1:
+        single: BaseException = group
+        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
+            single = single.exceptions[0]
+        if single is group:
             raise
-        raise group.exceptions[0] from None
+        raise single from None
 
 
 @asynccontextmanager

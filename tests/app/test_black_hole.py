@@ -15,8 +15,8 @@ from agent.ledger import Ledger, State
 from agent.model import Condition, slice_id
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
+from tests.fakes.disk import GatedDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.fakes.gated_disk import GatedDisk
 from tests.services.allocation.allocating import Desk, ids, placed
 from tests.services.at_work import at_work
 
@@ -46,13 +46,13 @@ def degraded(node: FrontNode) -> list[str]:
 
 
 def unload(preload: str, *, loadable: bool = True):
-    def damage(host: "Host") -> None:
+    def damage(host: "DamagedNode") -> None:
         host.places.hooks.preload, host.places.hooks.loadable = preload, loadable
 
     return damage
 
 
-class Host:
+class DamagedNode:
     """A node of two GPUs, and what may befall it."""
 
     def __init__(self, plugins: Path) -> None:
@@ -87,7 +87,7 @@ DAMAGES = {
 async def test_what_would_refuse_every_pod_takes_all_slices_until_it_is_mended(
     tmp_path, damage, said
 ):
-    host = Host(tmp_path / "plugins")
+    host = DamagedNode(tmp_path / "plugins")
     front = joined(host.driver, places=host.places, plugins=str(host.plugins))
     async with running(front) as node:
         assert ([G0, G1], [G0, G1]) == offered(node)

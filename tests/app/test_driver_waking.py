@@ -12,7 +12,7 @@ from agent.cli import doctor
 from agent.cli.doctor import judge_driver
 from agent.settings.reading import Sources, make_plan
 from tests.app.front_node import joined, running, watched
-from tests.fakes.nvml import until
+from tests.fakes.nvml_stub import until
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 

@@ -20,8 +20,7 @@ from agent.model import (
 from agent.sandbox.hardware import Description, SimulatedHardware
 from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
-from tests.fakes.driver import ScriptedDriver
-from tests.fakes.hardware_driver import HardwareDriver
+from tests.fakes.driver import HardwareDriver, ScriptedDriver
 from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))

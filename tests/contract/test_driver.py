@@ -1,4 +1,4 @@
-"""The Driver port: one body over simulated hardware, over NVML with a fake, and with a C stub."""
+"""The Driver port: one body over simulated hardware, and over NVML with a C stub."""
 
 import asyncio
 import shutil
@@ -17,9 +17,7 @@ from agent.sandbox.driver import open_simulation
 from agent.sandbox.hardware_talk import ask
 from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
-from tests.fakes.nvml import FakeGpu, FakeNvml
-from tests.fakes.nvml_events import listening
-from tests.fakes.nvml_stub import NvmlStub
+from tests.fakes.nvml_stub import NvmlStub, listening
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -69,29 +67,6 @@ async def simulated(tmp_path: Path):
         yield Subject(driver, xid, lose, refuse, find, remove)
 
 
-async def faked(tmp_path: Path):
-    library = FakeNvml([FakeGpu(f"GPU-{n}", minor=n) for n in range(3)])
-
-    async def xid(index: int, number: int) -> None:
-        library.xid(index, number)
-
-    async def lose(index: int) -> None:
-        library.failures["*", index] = 15
-
-    async def refuse(index: int) -> None:
-        library.failures["*", index] = 16
-
-    async def find(index: int) -> None:
-        library.reset(index)
-
-    async def remove(index: int) -> None:
-        del library.gpus[index]
-
-    driver = NvmlDriver(library, sys_root=tmp_path)
-    yield Subject(driver, xid, lose, refuse, find, remove)
-    await driver.close()
-
-
 async def stubbed(tmp_path: Path, stub_path: Path):
     library = tmp_path / "libnvidia-ml.so.1"
     shutil.copy(stub_path, library)
@@ -129,12 +104,10 @@ async def real():
 REAL = pytest.param("real", marks=pytest.mark.gpu)
 
 
-@pytest.fixture(params=["simulated", "fake", "stub", REAL])
+@pytest.fixture(params=["simulated", "stub", REAL])
 async def subject(request, tmp_path):
     if request.param == "simulated":
         made = simulated(tmp_path)
-    elif request.param == "fake":
-        made = faked(tmp_path)
     elif request.param == "stub":
         made = stubbed(tmp_path, request.getfixturevalue("stub_path"))
     else:

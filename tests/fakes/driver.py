@@ -16,6 +16,7 @@ from agent.model import (
     ProbeOutcome,
     Scan,
 )
+from agent.sandbox.hardware import SimulatedHardware
 
 
 class ScriptedDriver:
@@ -144,3 +145,29 @@ class ScriptedDriver:
             await asyncio.Event().wait()
         if self.failure is not None:
             raise self.failure
+
+
+class HardwareDriver(ScriptedDriver):
+    """Answers what the hardware says, as soon as it does not hang."""
+
+    def __init__(self, hardware: SimulatedHardware) -> None:
+        super().__init__()
+        self.hardware = hardware
+
+    async def scan(self) -> Scan:
+        await self.hardware.until_answering()
+        return self.hardware.scan()
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        self.probes.append(uuid)
+        await self.hardware.until_answering()
+        return self.hardware.probe(uuid)
+
+    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
+        self.streams += 1
+        cursor = self.hardware.subscribe()
+        if opened is not None:
+            opened()
+        while True:
+            for event in await cursor.next():
+                yield event

@@ -46,7 +46,7 @@ static const char *const names[] = {CALLS(NAME)};
 
 /* Numbers of a GPU that a test may set, by name. */
 #define FIELDS(X) \
-  X(memory) X(used) X(reserved) X(minor) X(mig) X(level) X(nvlinks) \
+  X(memory) X(used) X(reserved) X(minor) X(mig) X(level) X(nvlinks) X(bridged) \
   X(rows_corrected) X(rows_uncorrected) X(rows_pending) X(rows_failed) X(pages_pending) \
   X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
   X(ecc_life_corrected) X(ecc_life_uncorrected) X(celsius) X(milliwatts) X(memory_percent) X(event_types) X(domain) X(fabric) X(fabric_status)
@@ -391,12 +391,14 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(gpu_t *gpu, unsigned int link, pci_t *pc
   ENTER(nvmlDeviceGetNvLinkRemotePciInfo_v2, gpu);
   memset(pci, 0, sizeof *pci);
   snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:FF:%02X.0", link);
+  int peer = get(gpu, F_bridged) - 1; /* the slot at the other end; none: a switch */
+  if (peer >= 0) snprintf(pci->bus_id, sizeof pci->bus_id, BUS_ID, (unsigned)all->slots[peer].fields[F_domain], 0xAF + peer);
   return OK;
 }
 int nvmlDeviceGetNvLinkRemoteDeviceType(gpu_t *gpu, unsigned int link, unsigned int *kind) {
   (void)link;
   ENTER(nvmlDeviceGetNvLinkRemoteDeviceType, gpu);
-  *kind = 2; /* a switch */
+  *kind = get(gpu, F_bridged) ? 0 : 2; /* a GPU, or a switch */
   return OK;
 }
 int nvmlDeviceGetRemappedRows(gpu_t *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {

@@ -3,16 +3,22 @@
 Its state is shared by all processes that load the same file, so a whole agent can be driven too.
 """
 
+import asyncio
 import ctypes
 import itertools
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import pynvml
 import pytest
+
+from agent.errors import DriverError
+from agent.model import DriverEvent
+from agent.ports import Driver
 
 XID: Final = 0x8
 ANY: Final = "any"
@@ -96,6 +102,16 @@ class NvmlStub:
         """`call` does not come back until it is told to."""
         self._library.stub_hang(self._calls[call], _slot(slot), int(hung))
 
+    def release(self) -> None:
+        """Every call that hangs comes back."""
+        for call, slot in itertools.product(self._calls, (None, 0, 1, 2)):
+            self.hang(call, slot, hung=False)
+
+    def succeed(self) -> None:
+        """No call fails any more."""
+        for call, slot in itertools.product(self._calls, (None, 0, 1, 2)):
+            self.fail(call, slot, code=0)
+
     def attached(self, slot: int) -> bool:
         """A session holds the GPU: it can neither be reset nor be repartitioned."""
         return bool(self._library.stub_attached(slot))
@@ -154,3 +170,38 @@ class NvmlStub:
 
 def _slot(slot: int | None) -> int:
     return -1 if slot is None else slot
+
+
+async def until(holds: Callable[[], bool], within: float = 10.0) -> None:
+    """Wait until it holds, on real time: nothing tells when a thread has moved."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within
+    while not holds():
+        assert loop.time() < end
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def listening(driver: Driver):
+    """A queue of what the driver reports; an error ends it, but a set that failed is made anew."""
+    heard: asyncio.Queue[DriverEvent | DriverError] = asyncio.Queue()
+
+    async def listen() -> None:
+        is_over = False
+        while not is_over:
+            try:
+                async for event in driver.events():
+                    heard.put_nowait(event)
+            except DriverError as error:
+                heard.put_nowait(error)
+                is_over = "waiting for events failed" not in str(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(listen())
+        yield heard
+        task.cancel()
+
+
+async def hear(heard, count: int) -> list:
+    async with asyncio.timeout(30):
+        return [await heard.get() for _ in range(count)]

@@ -1,7 +1,4 @@
-"""A driver over the library in memory, one over the C stub, and HAMi-core's directories.
-
-A module with other GPUs overrides `library`; one of the stub takes `stub_driver` for its `driver`.
-"""
+"""A driver over the C stub, and HAMi-core's directories."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +8,6 @@ import pytest
 from agent.gpu.driver import NvmlDriver
 from agent.hookdirs import HostHookDirs
 from tests.fakes.cuda_stub import build_cuda
-from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.nvml_fixtures import built, deadline, forgetful, stub, stub_driver, stub_path
 from tests.fakes.offload import Inline
 from tests.host.hook_space import NAME
@@ -26,17 +22,8 @@ def built_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def library() -> FakeNvml:
-    return FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
-
-
-@pytest.fixture
-async def driver(library: FakeNvml, tmp_path: Path, deadline: float):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=deadline)
-    yield driver
-    library.release()
-    await driver.close()
-    assert 0 == library.undefined
+def driver(forgetful: None, stub_driver: NvmlDriver) -> NvmlDriver:
+    return stub_driver
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from agent.errors import DriverError, GpuError
 from agent.gpu.driver import NvmlDriver
 from agent.model import GpuUuid, ProbeOutcome, RecoveryAction
-from tests.fakes.nvml import until
+from tests.fakes.nvml_stub import ANY, until
 
-pytestmark = pytest.mark.looptime(False)
+pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
-G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+G0, G1 = GpuUuid("GPU-5708-0"), GpuUuid("GPU-5708-1")
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
         ("nvmlDeviceGetRemappedRows", 13, ProbeOutcome.PASSED),
     ],
 )
-async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, outcome):
-    library.failures[call, 1] = code
+async def test_a_probe_says_how_the_gpu_answers(driver, stub, call, code, outcome):
+    stub.fail(call, 1, code=code)
 
     assert (ProbeOutcome.PASSED, outcome) == (
         (await driver.probe(G0)).outcome,
@@ -34,11 +34,13 @@ async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, out
     )
 
 
-async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(library, tmp_path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=5)
+async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(
+    stub, stub_path, tmp_path
+):
+    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=5)
     await driver.probe(G0)
-    library.failures["nvmlDeviceGetHandleByUUID", None] = 1
-    library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
+    stub.fail("nvmlDeviceGetHandleByUUID", code=1)
+    stub.hang("nvmlDeviceGetHandleByUUID", 1)
 
     async def late() -> None:
         with pytest.raises(DriverError, match="session"):
@@ -46,17 +48,17 @@ async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(lib
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(late())
-        await until(lambda: library.inside == 1)
+        await until(lambda: stub.inside == 1)
         with pytest.raises(DriverError, match="session"):
             await driver.probe(G0)
-        del library.failures["nvmlDeviceGetHandleByUUID", None]
-        library.failures["nvmlDeviceGetHandleByUUID", 1] = 1
+        stub.fail("nvmlDeviceGetHandleByUUID", code=0)
+        stub.fail("nvmlDeviceGetHandleByUUID", 1, code=1)
         next_one = tasks.create_task(driver.probe(G0))
-        library.release()
+        stub.release()
 
     assert ProbeOutcome.PASSED is next_one.result().outcome
     assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
-    assert 2 == library.calls["nvmlInit"]
+    assert 2 == stub.calls("nvmlInitWithFlags")
     await driver.close()
 
 
@@ -81,9 +83,9 @@ SIDE_QUESTIONS = {
     ],
 )
 async def test_the_drivers_advice_is_named_and_an_unknown_one_is_not_none(
-    driver, library, number, action
+    driver, stub, number, action
 ):
-    library.gpus[0].recovery = number
+    stub.set(0, recovery=-1 if number is None else number)
 
     assert action == (await driver.probe(G0)).signs.recovery
 
@@ -93,8 +95,8 @@ GONE = {15: ProbeOutcome.LOST, 16: ProbeOutcome.REFUSED}
 
 @pytest.mark.parametrize("code", [2, 3, 4, 13, 999, *GONE])
 @pytest.mark.parametrize("call", SIDE_QUESTIONS)
-async def test_a_side_question_fails_a_probe_only_if_the_gpu_is_gone(driver, library, call, code):
-    library.failures[call, 0] = code
+async def test_a_side_question_fails_a_probe_only_if_the_gpu_is_gone(driver, stub, call, code):
+    stub.fail(call, 0, code=code)
     probe = await driver.probe(G0)
 
     assert GONE.get(code, ProbeOutcome.PASSED) is probe.outcome
@@ -106,12 +108,12 @@ async def test_a_side_question_fails_a_probe_only_if_the_gpu_is_gone(driver, lib
     assert None not in {getattr(probe.signs, name) for name in others}
 
 
-async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver, library):
-    library.hanging.add(("*", 0))
-    with pytest.raises(GpuError, match="GPU GPU-0: no answer in time") as caught:
+async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver, stub):
+    stub.hang(ANY, 0)
+    with pytest.raises(GpuError, match="GPU GPU-5708-0: no answer in time") as caught:
         await driver.sample(G0)
     assert not caught.value.lost
-    with pytest.raises(GpuError, match="an earlier call about GPU-0 has not returned"):
+    with pytest.raises(GpuError, match="an earlier call about GPU-5708-0 has not returned"):
         await driver.sample(G0)
     probe = await driver.probe(G0)
 
@@ -121,9 +123,9 @@ async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver,
 
 
 @pytest.mark.parametrize(("code", "lost"), [(15, True), (28, True), (999, False)])
-async def test_an_error_of_one_gpu_is_ours_and_names_it(driver, library, code, lost):
-    library.failures["nvmlDeviceGetHandleByUUID", 0] = code
-    with pytest.raises(GpuError, match="GPU GPU-0: ") as caught:
+async def test_an_error_of_one_gpu_is_ours_and_names_it(driver, stub, code, lost):
+    stub.fail("nvmlDeviceGetHandleByUUID", 0, code=code)
+    with pytest.raises(GpuError, match="GPU GPU-5708-0: ") as caught:
         await driver.sample(G0)
 
-    assert ("GPU-0", lost) == (caught.value.gpu, caught.value.lost)
+    assert ("GPU-5708-0", lost) == (caught.value.gpu, caught.value.lost)

@@ -6,8 +6,7 @@ import pytest
 
 from agent.errors import DriverError, GpuError
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome, Trouble
-from tests.fakes.nvml import until
-from tests.fakes.nvml_events import listening
+from tests.fakes.nvml_stub import listening, until
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 

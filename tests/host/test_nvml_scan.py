@@ -6,23 +6,8 @@ import pytest
 
 from agent.gpu.nvml import bus_id, numa_node
 from agent.model import GpuFault, PciPath, Trouble
-from tests.fakes.nvml import FakeGpu, FakeNvml
 
 pytestmark = pytest.mark.looptime(False)
-
-DIRECT = 0
-
-
-def gpus(count: int = 3, **fields) -> list[FakeGpu]:
-    return [
-        FakeGpu(f"GPU-{n}", bus=f"00000000:{0x1B + n:02X}:00.0".encode(), minor=n, **fields)
-        for n in range(count)
-    ]
-
-
-@pytest.fixture
-def library() -> FakeNvml:
-    return FakeNvml(gpus())
 
 
 def put_numa(sys_root: Path, bus: str, text: str) -> None:
@@ -31,17 +16,17 @@ def put_numa(sys_root: Path, bus: str, text: str) -> None:
     (folder / "numa_node").write_text(text)
 
 
-async def test_a_scan_describes_every_gpu(driver, library, tmp_path):
-    put_numa(tmp_path, "0000:1c:00.0", "1\n")
-    library.gpus[2].mig = 1
+async def test_a_scan_describes_every_gpu(driver, stub, tmp_path):
+    put_numa(tmp_path, "0000:b0:00.0", "1\n")
+    stub.set(2, mig=1)
     scan = await driver.scan()
 
-    assert ("570.148.08", ()) == (scan.driver_version, scan.faults)
-    assert [("GPU-0", 0, 0), ("GPU-1", 1, 1), ("GPU-2", 2, 2)] == [
+    assert ("999.1", ()) == (scan.driver_version, scan.faults)
+    assert [("GPU-5708-0", 0, 0), ("GPU-5708-1", 1, 1), ("GPU-5708-2", 2, 2)] == [
         (gpu.uuid, gpu.index, gpu.minor) for gpu in scan.gpus
     ]
-    assert [81559] * 3 == [gpu.memory_mib for gpu in scan.gpus]
-    assert ["0000:1b:00.0", "0000:1c:00.0", "0000:1d:00.0"] == [gpu.pci for gpu in scan.gpus]
+    assert [16384, 16384, None] == [gpu.memory_mib for gpu in scan.gpus]
+    assert ["0000:af:00.0", "0000:b0:00.0", "0000:b1:00.0"] == [gpu.pci for gpu in scan.gpus]
     assert [None, 1, None] == [gpu.numa for gpu in scan.gpus]
     assert [False, False, True] == [gpu.mig_enabled for gpu in scan.gpus]
 
@@ -76,8 +61,8 @@ def test_a_bus_id_is_written_as_sysfs_writes_it(nvml, sysfs):
         ("nvmlDeviceGetMigMode", "mig_enabled", False),
     ],
 )
-async def test_what_a_gpu_cannot_tell_is_none_or_not_so(driver, library, call, field, expected):
-    library.failures[call, 1] = 3
+async def test_what_a_gpu_cannot_tell_is_none_or_not_so(driver, stub, call, field, expected):
+    stub.fail(call, 1, code=3)
     scan = await driver.scan()
 
     assert getattr(scan.gpus[1], field) is expected
@@ -87,33 +72,33 @@ async def test_what_a_gpu_cannot_tell_is_none_or_not_so(driver, library, call, f
 @pytest.mark.parametrize(
     "call",
     [
-        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetHandleByIndex_v2",
         "nvmlDeviceGetUUID",
         "nvmlDeviceGetName",
         "nvmlDeviceGetMemoryInfo",
-        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetPciInfo_v3",
         "nvmlDeviceGetMinorNumber",
         "nvmlDeviceGetMigMode",
     ],
 )
-async def test_any_call_that_fails_for_one_gpu_is_a_fault_of_that_gpu_alone(driver, library, call):
+async def test_any_call_that_fails_for_one_gpu_is_a_fault_of_that_gpu_alone(driver, stub, call):
     await driver.scan()
-    library.failures[call, 1] = 15
+    stub.fail(call, 1, code=15)
     scan = await driver.scan()
 
-    assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    assert (GpuFault("GPU-1", "GPU is lost", Trouble.LOST, 1),) == scan.faults
+    assert ["GPU-5708-0", "GPU-5708-2"] == [gpu.uuid for gpu in scan.gpus]
+    assert (GpuFault("GPU-5708-1", "GPU is lost", Trouble.LOST, 1),) == scan.faults
 
 
-async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, library):
-    library.failures["nvmlDeviceGetUUID", 2] = 999
+async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, stub):
+    stub.fail("nvmlDeviceGetUUID", 2, code=999)
 
-    assert (GpuFault("index 2", "error 999", index=2),) == (await driver.scan()).faults
+    assert (GpuFault("index 2", "Unknown Error", index=2),) == (await driver.scan()).faults
 
 
-async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(library, driver):
-    library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
-    library.gpus[1].links = [(DIRECT, library.gpus[0].bus)] * 4
+async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(stub, driver):
+    stub.set(0, nvlinks=4, bridged=2)
+    stub.set(1, nvlinks=4, bridged=1)
     scan = await driver.scan()
 
     assert [[4, 0], [4, 0], [0, 0]] == [[link.nvlinks for link in gpu.links] for gpu in scan.gpus]
@@ -123,17 +108,17 @@ async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(library, driv
     ("level", "path"),
     [(0, PciPath.SAME_BOARD), (10, PciPath.SINGLE_SWITCH), (30, PciPath.HOST_BRIDGE), (7, None)],
 )
-async def test_the_path_between_two_gpus_is_the_librarys_level(library, driver, level, path):
-    library.level = level
+async def test_the_path_between_two_gpus_is_the_librarys_level(stub, driver, level, path):
+    stub.set(0, level=level)
 
     assert [path, path] == [link.path for link in (await driver.scan()).gpus[0].links]
 
 
-async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, library):
+async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, stub):
     await driver.scan()
-    library.gpus = [library.gpus[2], library.gpus[0]]
-    library.failures["*", 1] = 15
+    stub.order([2, 0])
+    stub.lose(0)
     scan = await driver.scan()
 
-    assert ["GPU-2"] == [gpu.uuid for gpu in scan.gpus]
+    assert ["GPU-5708-2"] == [gpu.uuid for gpu in scan.gpus]
     assert [("index 1", True)] == [(fault.gpu, fault.lost) for fault in scan.faults]

@@ -28,19 +28,13 @@ from agent.model import (
     Trouble,
 )
 from tests.fakes import nvml_stub
-from tests.fakes.nvml import NVMLError, until
-from tests.fakes.nvml_stub import NvmlStub
+from tests.fakes.nvml_stub import NvmlStub, until
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
 PATIENT = 1.5
 """Seconds that stand out from what a busy machine takes for everything else."""
 UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(16)]
-
-
-@pytest.fixture
-def driver(stub_driver: NvmlDriver) -> NvmlDriver:
-    return stub_driver
 
 
 def listen(driver: NvmlDriver) -> AsyncGenerator[DriverEvent, None]:
@@ -267,7 +261,7 @@ def test_a_library_that_the_loader_does_not_take_is_not_called_missing(
     monkeypatch.setattr(nvml, "library_below", lambda _: None)
     monkeypatch.setattr(nvml, "SONAME", str(tmp_path / "libnvidia-ml.so.1"))
 
-    assert "cannot be loaded" in str(nvml.missing(pynvml, NVMLError(12), tmp_path))
+    assert "cannot be loaded" in str(nvml.missing(pynvml, pynvml.NVMLError(12), tmp_path))
 
 
 @pytest.mark.parametrize("has_module", [True, False])

@@ -223,21 +223,9 @@ def _a_stateful_set(number: int, at: float, chance: random.Random, shapes: list[
     return StatefulSet(at, f"web{number}", several, chance.randint(1, 4), is_parallel)
 
 
-def _a_deployment(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    return Deployment(at, f"api{number}", tuple(chance.choices(shapes, k=2)), 3)
-
-
-def _a_roll(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    return Roll(at)
-
-
 def _a_deletion(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
     grace = chance.choice((0, 0, 1, 30))
     return Delete(at, chance.randint(0, 40), grace, chance.choice((1, 1, 3)))
-
-
-def _a_crash(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    return Crash(at, chance.randint(0, 40), chance.choice((1, 3)))
 
 
 def _a_swap(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
@@ -264,10 +252,10 @@ _KINDS: tuple[tuple[Draw, int], ...] = (
     (_a_burst, 3),
     (_a_job, 3),
     (_a_stateful_set, 4),
-    (_a_deployment, 2),
-    (_a_roll, 2),
+    (lambda n, at, dice, shapes: Deployment(at, f"api{n}", tuple(dice.choices(shapes, k=2)), 3), 2),
+    (lambda _, at, *__: Roll(at), 2),
     (_a_deletion, 4),
-    (_a_crash, 2),
+    (lambda _, at, dice, __: Crash(at, dice.randint(0, 40), dice.choice((1, 3))), 2),
     (_a_swap, 4),
 )
 

@@ -104,3 +104,11 @@ def sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr(judge, "worse", bad_for_all)
+
+
+PLANTS = {
+    "I4": (talkative,),
+    "I8": (touchy,),
+    "I9": (forgetful, hasty, easy, jumpy, patient, blind, sweeping, restless, trusting),
+}
+"""By the invariant that finds them."""

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from tests.machine.sides import VirtualLoop
+
 STEPS = 30
 CHUNK = 250
 """Histories with faults that are drawn from one seed."""
@@ -94,12 +96,34 @@ def side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
-async def passing(pause: float, deed: Deed | None) -> None:
-    """The deed is done, and time passes."""
-    going_on = deed() if deed is not None else None
-    if isinstance(going_on, Coroutine):
-        await going_on
-    await asyncio.sleep(pause)
+class OneHistory(RuleBasedStateMachine):
+    """A history on a loop of its own: steps, time that passes, and what must hold after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = VirtualLoop()
+        self.is_broken = False
+
+    def breaches(self) -> list[str]:
+        """What is wrong now."""
+        raise NotImplementedError
+
+    def after(self, pause: float, deed: Deed | None = None) -> None:
+        """Do it, let time pass, and look whether all invariants hold."""
+
+        async def passing() -> None:
+            going_on = deed() if deed is not None else None
+            if isinstance(going_on, Coroutine):
+                await going_on
+            await asyncio.sleep(pause)
+
+        self.loop.run_until_complete(passing())
+        self.require(self.breaches())
+
+    def require(self, breaches: list[str]) -> None:
+        if breaches:
+            self.is_broken = True
+            raise AssertionError("; ".join(breaches))
 
 
 @contextmanager

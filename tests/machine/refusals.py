@@ -5,7 +5,6 @@ One that none of these conditions explains is a breach: a false refusal is as ba
 """
 
 import asyncio
-import dataclasses
 import datetime as dt
 import enum
 from collections import Counter
@@ -28,76 +27,53 @@ CROWDED = 2.0
 """Seconds for which other clients of PodResources may have used up its rate limit."""
 
 
+_UNSEEN = "2001 2003 2007 2010"
+"""Gates where the pod that asks may be one that no view shows; of its name a grave may be known."""
+_SHARES = "3001 3004 3005 3006 3007"
+_ROOM = "4003 4004"
+_ANY = ""
+
+
 class Fact(enum.Enum):
-    """What of the world can explain a refusal."""
+    """What of the world explains a refusal, and through which gates; the first one is counted."""
 
-    GONE = "the pod was deleted before its Allocate was over; it ends at once, whatever it hears"
-    OVER = "the pod had failed, for another reason, before it was asked for"
-    STATIC = "a static pod: HAMi's scheduler never saw it, nor can the agent"
-    STRAY = "a pod that HAMi's scheduler did not place"
-    LOCKLESS = "HAMi takes no lock for it, and `unlockedPods: strict` refuses such a pod"
-    STARTED = "HAMi takes no lock for it, and a kubelet has started it unasked, or rejected it"
-    EDITED = "its annotation is not what the scheduler wrote"
-    UNLOCKED = "the lock on the Node does not name it: the scheduler gave it up or away"
-    NO_API = "the API server does not answer"
-    NO_LIST = "the pods of the node cannot be listed"
-    NO_WITNESS = "the kubelet did not answer PodResources, or others had used up its rate limit"
-    STARVED = "the agent got less of the processor than its chart promises"
-    SLOW_DISK = "the disk takes too long for the time there is"
-    BAD_GPU = "a GPU that it was given is bad or lost, or was when it asked"
-    LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
-    SOLD = "HAMi's scheduler has sold the same room to others already"
-    UNTOLD = "a new kubelet has rejected another pod, and its status does not show it for 10 s"
-    HIDDEN = "a kubelet rejected another pod, whose status no longer says that its init phase ended"
-    LOST = "the kubelet lost its records of this pod, and does not say which container it starts"
-    BLIND = "the agent cannot see the pod that asks, and sees several with lost records"
-    OVERLAP = "the kubelet asks for a dead container whose record it lost at the same time"
-    UNPROVEN = "it was made before the kubelet began to take the lists, which was late"
-    TAKEN = "another call under way was taken for it, and the kubelet asks again in a few seconds"
-    BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
-    NAMESAKE = "it lost them, and knows the name by a deleted pod that still runs, too"
-    RIGHTLESS = "STARTED, and a dead container of another pod has lost its record: either may ask"
+    GONE = "the pod was deleted before its Allocate was over: it ends, whatever it hears", _ANY
+    OVER = "the pod had failed, for another reason, before it was asked for", _UNSEEN
+    STATIC = "a static pod: HAMi's scheduler never saw it, nor can the agent", _ANY
+    STRAY = "a pod that HAMi's scheduler did not place", _ANY
+    EDITED = "its annotation is not what the scheduler wrote", _SHARES
+    LOCKLESS = "HAMi takes no lock for it, and `unlockedPods: strict` refuses such a pod", "2005"
+    STARTED = "HAMi takes no lock for it, and a kubelet started it unasked, or rejected it", "2005"
+    UNLOCKED = (
+        "the lock on the Node does not name it: the scheduler gave it up or away",
+        "2004 2005",
+    )
+    NO_API = "the API server does not answer", _UNSEEN
+    NO_LIST = "the pods of the node cannot be listed", _UNSEEN
+    NO_WITNESS = "the kubelet answers no PodResources, or others used up its rate", "2007 5002"
+    STARVED = "the agent got less of the processor than its chart promises", "5006"
+    SLOW_DISK = "the disk takes too long for the time there is", "5001 5002"
+    BAD_GPU = "a GPU that it was given is bad or lost, or was when it asked", "4001 4002"
+    LIE = "a tenant made little of what its pod holds, and the scheduler believed it", _ROOM
+    SOLD = "HAMi's scheduler has sold the same room to others already", _ROOM
+    UNTOLD = "a kubelet has rejected another pod, and its status hides it for 10 s", _ROOM
+    HIDDEN = "a rejected pod's status no longer says that its init phase ended", _ROOM
+    LOST = "the kubelet lost its records of this pod, and says not what it starts", "2002 2009 2010"
+    BESIDE = "it lost those of other pods, and starts their containers at the same time", "2009"
+    NAMESAKE = "it lost them, and knows the name by a deleted pod that still runs, too", "2002"
+    OVERLAP = "it asks for a dead container whose record it lost at the same time", "2002"
+    TAKEN = "another call under way was taken for it, and the kubelet asks again soon", "2001"
+    UNPROVEN = "it was made before the kubelet began to take the lists, which was late", "2002"
+    BLIND = "the agent cannot see the pod that asks, and sees several with lost records", "2002"
+    RIGHTLESS = (
+        "STARTED, and another pod's dead container lost its record: either may ask",
+        "2002",
+    )
 
-
-@dataclasses.dataclass(frozen=True)
-class ExpectedRight:
-    """Refusals through these gates are right where the fact holds; no gates: through any."""
-
-    fact: Fact
-    gates: frozenset[str] = frozenset()
-
-
-_UNSEEN = frozenset(("HA-2001", "HA-2003", "HA-2007", "HA-2010"))
-"""Where the pod that asks may be one that no view shows; of its name a grave may be known."""
-
-RIGHT = (
-    ExpectedRight(Fact.GONE),
-    ExpectedRight(Fact.OVER, _UNSEEN),
-    ExpectedRight(Fact.STATIC),
-    ExpectedRight(Fact.STRAY),
-    ExpectedRight(Fact.EDITED, frozenset(("HA-3001", "HA-3004", "HA-3005", "HA-3006", "HA-3007"))),
-    ExpectedRight(Fact.LOCKLESS, frozenset(("HA-2005",))),
-    ExpectedRight(Fact.STARTED, frozenset(("HA-2005",))),
-    ExpectedRight(Fact.UNLOCKED, frozenset(("HA-2004", "HA-2005"))),
-    ExpectedRight(Fact.NO_API, _UNSEEN),
-    ExpectedRight(Fact.NO_LIST, _UNSEEN),
-    ExpectedRight(Fact.NO_WITNESS, frozenset(("HA-2007", "HA-5002"))),
-    ExpectedRight(Fact.STARVED, frozenset(("HA-5006",))),
-    ExpectedRight(Fact.SLOW_DISK, frozenset(("HA-5001", "HA-5002"))),
-    ExpectedRight(Fact.BAD_GPU, frozenset(("HA-4001", "HA-4002"))),
-    ExpectedRight(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
-    ExpectedRight(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
-    ExpectedRight(Fact.UNTOLD, frozenset(("HA-4003", "HA-4004"))),
-    ExpectedRight(Fact.HIDDEN, frozenset(("HA-4003", "HA-4004"))),
-    ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009", "HA-2010"))),
-    ExpectedRight(Fact.BESIDE, frozenset(("HA-2009",))),
-    ExpectedRight(Fact.NAMESAKE, frozenset(("HA-2002",))),
-    ExpectedRight(Fact.OVERLAP, frozenset(("HA-2002",))),
-    ExpectedRight(Fact.TAKEN, frozenset(("HA-2001",))),
-    ExpectedRight(Fact.UNPROVEN, frozenset(("HA-2002",))),
-    ExpectedRight(Fact.BLIND, frozenset(("HA-2002",))),
-    ExpectedRight(Fact.RIGHTLESS, frozenset(("HA-2002",))),
-)
+    def explains(self, gate: str) -> bool:
+        """Whether a refusal through this gate is right where the fact holds."""
+        _, gates = self.value
+        return not gates or gate.removeprefix("HA-") in gates.split()
 
 
 class Refusals:
@@ -139,9 +115,9 @@ class Refusals:
     def _judge(self, event: KubeletEvent) -> None:
         gate = "HA-" + event.text.rpartition("[HA-")[2].partition("]")[0]
         facts = {*self._before, *self._facts(event.pod)}
-        for right in RIGHT:
-            if right.fact in facts and (not right.gates or gate in right.gates):
-                self.counted[f"{gate} {right.fact.name}"] += 1
+        for fact in Fact:
+            if fact in facts and fact.explains(gate):
+                self.counted[f"{gate} {fact.name}"] += 1
                 self.right.add(event.pod)
                 return
         names = sorted(fact.name for fact in facts)

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
-from agent.cluster import REGISTER
-from tests.builders import NODE
+from agent.cluster import CORDON, HANDSHAKE, REGISTER
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.store import Json
+from tests.builders import NODE, a_uuid
 from tests.machine.one_node import Happening, play
 from tests.machine.pods import Shape
 from tests.machine.world import MachineWorld
@@ -60,6 +62,24 @@ async def an_outage_of_the_api_server(world: MachineWorld) -> None:
     world.faults.clear()
 
 
+def write(world: MachineWorld, changes: Json) -> None:
+    world.store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
+
+
+async def what_others_write_on_the_node(world: MachineWorld) -> None:
+    """A heartbeat, a label, a cordon, an annotation like ours, a scheduler's handshake."""
+    for changes in (
+        {"status": {"phase": "Running"}},
+        {"metadata": {"labels": {"zone": "a"}}},
+        {"metadata": {"annotations": {CORDON: a_uuid(0)}}},
+        {"metadata": {"annotations": {"hami.io/node-register-other": "x"}}},
+        {"metadata": {"annotations": {HANDSHAKE: "Requesting_2026-08-21 06:20:50"}}},
+        {"metadata": {"annotations": {HANDSHAKE: None}}},
+    ):
+        write(world, changes)
+        await asyncio.sleep(60)
+
+
 async def settings_that_are_the_same(world: MachineWorld) -> None:
     world.set_split(world.split)
 
@@ -72,6 +92,7 @@ async def settings_that_are_the_same(world: MachineWorld) -> None:
         a_kubelet_that_was_away,
         a_new_kubelet_without_its_records,
         an_outage_of_the_api_server,
+        what_others_write_on_the_node,
         settings_that_are_the_same,
     ],
     ids=lambda one: one.__name__,

@@ -19,16 +19,15 @@ import pytest_asyncio
 from tests.marking import on_real_time
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, kept, open_cluster
-from tests.peers.lab.node_state import remove_pods
+from tests.peers.lab.node_state import remove_pods, until_allocatable
 from tests.peers.lab.nodes import NodeUnderTest, RealNode, open_model_node
-from tests.peers.lab.part import Part
 from tests.peers.lab.placing import Programs
 from tests.peers.lab.releases import MODEL, Release, impossible, release_of
 from tests.peers.lab.requests import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.site import Site
-from tests.peers.lab.switch import open_hami_plugin
-from tests.peers.lab.table import Table
+from tests.peers.lab.switch import HamiPlugin, open_hami_plugin
+from tests.peers.lab.table import Table, age_of
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "peers.md"
@@ -221,13 +220,17 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def agent(cluster: Cluster) -> Agent:
+async def agent(cluster: Cluster, table: Table) -> Agent:
     """An agent as the node's own user, which has registered its 80 slices."""
-    return await cluster.start_registered_agent()
+    made = await cluster.start_agent()
+    await until_allocatable(cluster, 80, 30.0)
+    table.add("agent started → 80 slices in PodResources", age_of(made.part.pid), 1.0)
+    await cluster.nodes.until(cluster.is_sharing, 30.0, "no slices on the Node")
+    return made
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def theirs(cluster: Cluster) -> AsyncIterator[Part]:
+async def theirs(cluster: Cluster) -> AsyncIterator[HamiPlugin]:
     """A stand-in for HAMi's plugin, which serves the node with 80 slices."""
     async with open_hami_plugin(cluster) as plugin:
         yield plugin

@@ -1,29 +1,38 @@
-"""The rights of deploy/ on the real API server: enough for the agent, and useless elsewhere.
+"""The chart's rights on the real API server: enough for the agent and its Job, useless elsewhere.
 
 All nodes share one account. What it may do is decided by the node that the token's pod is bound to,
-which the API server writes into the token.
+which the API server writes into the token. The policies are as helm renders them with
+`report.nodeCondition`; without it they allow less.
 """
 
+import asyncio
 import contextlib
+import json
+import os
+import shlex
+import sys
 
 import pytest
 import pytest_asyncio
 
 from agent import cluster as annotations
-from tests.peers.lab.api import JSON_PATCH, RefusedError
+from agent.cluster import GPU_DEGRADED
+from tests.chart.lab.helm import Helm
+from tests.peers.lab.agents import RESOURCE, SOURCE
+from tests.peers.lab.api import JSON_PATCH, STRATEGIC, RefusedError
 from tests.peers.lab.cluster import ACCOUNT, account_token, kept
 from tests.peers.lab.control import counted
 from tests.peers.lab.guarded import (
-    ACCOUNTS,
-    COLLECTIONS,
     IN_FORCE,
+    POLICIES,
     an_event,
-    apply_policies,
-    bound_to,
+    conditions,
+    create_missing,
     open_guarded,
     policies,
+    token_of,
 )
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.placement import annotate, bind, create_by_hand, share
 from tests.peers.lab.pods import a_container, a_pod, run, telling, until_failed, until_settled
@@ -37,13 +46,17 @@ from tests.peers.lab.servers import (
     OWN_POD,
     PODS,
     marks,
+    plain_pod,
 )
-from tests.peers.lab.settings import NODE_CONFIG, MountedFiles, node_config, open_files
 from tests.peers.lab.space import until_answer
+from tests.shape.typed import told
 
 OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
-OTHER_PATH = f"{NODES}/{OTHER_NODE}"
+OTHER_PATH, STATUS = f"{NODES}/{OTHER_NODE}", f"{NODE_PATH}/status"
+SYSTEM_PODS = "/api/v1/namespaces/kube-system/pods"
+REPORT = (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)
 TOLD = 30.0
+ENDS = 60.0
 
 OWN_NODE_ONLY = "the agent may change its own Node only"
 OWN_PODS_ONLY = "the agent may change pods of its own node only"
@@ -55,91 +68,138 @@ OWN_EVENTS_ONLY = "the agent may write Events of its own only"
 ITS_NODE_AND_PODS_ONLY = "the agent may write Events about its own Node and about pods only"
 TIED_TO_NOTHING = "the agent may tie an Event to nothing else"
 NO_NODE = "the token does not say on which node its pod is"
+NOTHING_WRITTEN = "who cleans up may write no annotation"
+JOB_NOT_REMOVED = "who cleans up may not remove this annotation"
+NOTHING_ELSE = "who cleans up may remove annotations and the condition GpuDegraded only"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def guarded(binaries):
-    async with kept(open_guarded(binaries, policies())) as made:
+async def guarded(binaries, tools, tmp_path_factory):
+    helm = Helm(tools / "helm", tmp_path_factory.mktemp("helm"))
+    async with kept(open_guarded(binaries, helm)) as made:
         yield made
 
 
-def released(value="mine"):
-    pointer = "/metadata/annotations/hami.io~1mutex.lock"
-    return [{"op": "test", "path": pointer, "value": value}, {"op": "remove", "path": pointer}]
+def without(kind):
+    return {"status": {"conditions": [{"type": kind, "$patch": "delete"}]}}
+
+
+def of_status(**members):
+    return {"status": members}
 
 
 LABEL = {"metadata": {"labels": {"free": "1"}}}
-TAINT = {"spec": {"unschedulable": True}}
 FINALIZER = {"metadata": {"finalizers": ["example.com/kept"]}}
+TAINT = {"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}
+DEGRADED = (GPU_DEGRADED, "True")
 FORGED = [
-    (OTHER_PATH, marks(**{annotations.REGISTER: "[]"}), OWN_NODE_ONLY),
-    (NODE_PATH, marks(seen="1"), NOT_WRITTEN),
-    (NODE_PATH, marks(**{annotations.CORDON: "GPU-1"}), NOT_WRITTEN),
-    (NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}), NOT_WRITTEN),
-    (NODE_PATH, marks(kept=None), NOT_REMOVED),
-    (NODE_PATH, LABEL, ANNOTATIONS_ONLY),
-    (NODE_PATH, FINALIZER, ANNOTATIONS_ONLY),
-    (NODE_PATH, TAINT, ANNOTATIONS_ONLY),
-    (OTHER, marks(**{annotations.BIND_PHASE: "success"}), OWN_PODS_ONLY),
-    (OWN, marks(**{annotations.ALLOCATED: "GPU-1,NVIDIA,1,1:;"}), NOT_OF_A_POD),
-    (OWN, marks(seen="1"), NOT_OF_A_POD),
-    (OWN, marks(kept=None), NOT_OF_A_POD),
-    (OWN, LABEL, ANNOTATIONS_ONLY),
-    (OWN, {"status": {"phase": "Failed"}}, ANNOTATIONS_ONLY),
+    ("agent", OTHER_PATH, marks(**{annotations.REGISTER: "[]"}), OWN_NODE_ONLY),
+    ("agent", f"{OTHER_PATH}/status", conditions(DEGRADED), OWN_NODE_ONLY),
+    ("agent", NODE_PATH, marks(seen="1"), NOT_WRITTEN),
+    ("agent", NODE_PATH, marks(**{annotations.CORDON: "GPU-1"}), NOT_WRITTEN),
+    ("agent", NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}), NOT_WRITTEN),
+    ("agent", NODE_PATH, marks(kept=None), NOT_REMOVED),
+    ("agent", NODE_PATH, LABEL, ANNOTATIONS_ONLY),
+    ("agent", NODE_PATH, FINALIZER, ANNOTATIONS_ONLY),
+    ("agent", NODE_PATH, TAINT, ANNOTATIONS_ONLY),
+    ("agent", OTHER, marks(**{annotations.BIND_PHASE: "success"}), OWN_PODS_ONLY),
+    ("agent", OWN, marks(**{annotations.ALLOCATED: "GPU-1,NVIDIA,1,1:;"}), NOT_OF_A_POD),
+    ("agent", OWN, marks(seen="1"), NOT_OF_A_POD),
+    ("agent", OWN, marks(kept=None), NOT_OF_A_POD),
+    ("agent", OWN, LABEL, ANNOTATIONS_ONLY),
+    ("agent", OWN, of_status(phase="Failed"), ANNOTATIONS_ONLY),
+    ("agent", STATUS, conditions(DEGRADED, ("Ready", "False")), ANNOTATIONS_ONLY),
+    ("agent", STATUS, of_status(capacity={RESOURCE: "8"}), ANNOTATIONS_ONLY),
+    ("agent", STATUS, of_status(allocatable={RESOURCE: "8"}), ANNOTATIONS_ONLY),
+    (
+        *("agent", STATUS, of_status(addresses=[{"type": "InternalIP", "address": "192.0.2.1"}])),
+        ANNOTATIONS_ONLY,
+    ),
+    (
+        *("agent", STATUS, of_status(daemonEndpoints={"kubeletEndpoint": {"Port": 1}})),
+        ANNOTATIONS_ONLY,
+    ),
+    ("agent", STATUS, of_status(nodeInfo={"kubeletVersion": "v1"}), ANNOTATIONS_ONLY),
+    ("agent", STATUS, of_status(volumesInUse=["a"]), ANNOTATIONS_ONLY),
+    ("agent", STATUS, of_status(phase="Pending"), ANNOTATIONS_ONLY),
+    ("unbound", NODE_PATH, marks(**{annotations.SCORE: "1"}), NO_NODE),
+    ("unbound", OTHER_PATH, marks(**{annotations.SCORE: "1"}), NO_NODE),
+    ("unbound", OWN, marks(**{annotations.SCORE: "1"}), NO_NODE),
+    ("job", NODE_PATH, marks(**{annotations.REGISTER: "[]"}), NOTHING_WRITTEN),
+    ("job", OTHER_PATH, marks(**{"hami-agent/new": "1"}), NOTHING_WRITTEN),
+    ("job", NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}), NOTHING_WRITTEN),
+    ("job", NODE_PATH, marks(kept=None), JOB_NOT_REMOVED),
+    ("job", STATUS, marks(kept=None), JOB_NOT_REMOVED),
+    ("job", NODE_PATH, LABEL, NOTHING_ELSE),
+    ("job", NODE_PATH, FINALIZER, NOTHING_ELSE),
+    ("job", NODE_PATH, {"spec": {"unschedulable": True}}, NOTHING_ELSE),
+    ("job", NODE_PATH, TAINT, NOTHING_ELSE),
+    ("job", STATUS, conditions(DEGRADED), NOTHING_ELSE),
+    ("job", STATUS, conditions(("Ready", "False")), NOTHING_ELSE),
+    ("job", STATUS, conditions(("Mine", "True")), NOTHING_ELSE),
+    ("job", STATUS, without("Ready"), NOTHING_ELSE),
+    ("job", STATUS, of_status(capacity={RESOURCE: "9"}), NOTHING_ELSE),
+    ("job", STATUS, of_status(daemonEndpoints={"kubeletEndpoint": {"Port": 1}}), NOTHING_ELSE),
 ]
 
 
-@pytest.mark.parametrize(("path", "patch", "why"), FORGED)
-async def test_a_forged_patch_is_denied_and_changes_nothing(guarded, path, patch, why):
+@pytest.mark.parametrize(("who", "path", "patch", "why"), FORGED)
+async def test_a_forged_patch_is_denied_and_changes_nothing(guarded, who, path, patch, why):
     whole = path.removesuffix("/status")
-    kept_note = marks(kept="1")
-    await guarded.admin.have("PATCH", whole, kept_note)
-    before = await guarded.admin.have("GET", whole)
+    await guarded.admin.patch(whole, marks(kept="1"))
+    if whole == NODE_PATH and who == "job":
+        await guarded.admin.patch(STATUS, conditions((GPU_DEGRADED, "False")), STRATEGIC)
+    before = await guarded.admin.get(whole)
 
-    code, reason, text = await guarded.agent.told("PATCH", path, patch)
+    code, reason, text = await getattr(guarded, who).told("PATCH", path, patch, kind=STRATEGIC)
 
     assert (403, "Forbidden") == (code, reason)
     assert why in text
-    assert before == await guarded.admin.have("GET", whole)
+    assert before == await guarded.admin.get(whole)
 
 
-@pytest.mark.parametrize(
-    ("path", "notes"),
-    [
-        (NODE_PATH, (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)),
-        (NODE_PATH, ("hami-agent/anything",)),
+async def test_what_agents_and_their_job_write_they_may_write_change_and_remove(guarded):
+    agents = (
+        (NODE_PATH, (*REPORT, "hami-agent/anything")),
         (OWN, (annotations.BIND_PHASE, annotations.TO_ALLOCATE)),
-    ],
-)
-async def test_what_the_agent_writes_it_may_write_change_and_remove(guarded, path, notes):
-    for value in ("1", "2", None):
-        await guarded.agent.have("PATCH", path, marks(**dict.fromkeys(notes, value)))
-        held = notes_of(await guarded.admin.have("GET", path.removesuffix("/status")))
-        assert {value} == {held.get(note) for note in notes}
+    )
+    for path, notes in agents:
+        for value in ("1", "2", None):
+            await guarded.agent.patch(path, marks(**dict.fromkeys(notes, value)))
+            held = notes_of(await guarded.admin.get(path.removesuffix("/status")))
+            assert {value} == {held.get(note) for note in notes}
+    before = (await guarded.admin.get(NODE_PATH))["status"]
+    for value in ("True", "False"):
+        changed = conditions((GPU_DEGRADED, value))
+        left = (await guarded.agent.patch(STATUS, changed, STRATEGIC))["status"]
+        assert {"Ready": "True", GPU_DEGRADED: value} == kinds(left)
+        assert before | {"conditions": left["conditions"]} == left
+
+    for path in (NODE_PATH, OTHER_PATH):
+        gone = (*REPORT, "hami-agent/a")
+        await guarded.admin.patch(path, marks(**dict.fromkeys((*gone, "kept"), "1")))
+        await guarded.admin.patch(f"{path}/status", conditions(DEGRADED), STRATEGIC)
+        await guarded.job.patch(f"{path}/status", without(GPU_DEGRADED), STRATEGIC)
+        await guarded.job.patch(path, marks(**dict.fromkeys(gone)))
+        node = await guarded.admin.get(path)
+        assert {"kept"} == notes_of(node).keys()
+        assert {"Ready": "True"} == kinds(node["status"])
+
+
+def kinds(status):
+    return {one["type"]: one["status"] for one in status["conditions"]}
 
 
 async def test_the_lock_is_released_and_never_taken_or_changed(guarded):
-    await guarded.admin.have("PATCH", NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}))
+    pointer = "/metadata/annotations/hami.io~1mutex.lock"
+    released = [{"op": "test", "path": pointer, "value": "mine"}, {"op": "remove", "path": pointer}]
+    await guarded.admin.patch(NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}))
 
     forged = marks(**{annotations.MUTEX_LOCK: "yours"})
-    _, _, text = await guarded.agent.told("PATCH", NODE_PATH, forged)
-    assert NOT_WRITTEN in text
+    assert NOT_WRITTEN in (await guarded.agent.told("PATCH", NODE_PATH, forged))[2]
 
-    left = await guarded.agent.have("PATCH", NODE_PATH, released(), kind=JSON_PATCH)
+    left = await guarded.agent.patch(NODE_PATH, released, JSON_PATCH)
     assert annotations.MUTEX_LOCK not in notes_of(left)
-
-
-async def test_events_are_written_in_the_nodes_own_name_alone(guarded):
-    _, _, text = await guarded.agent.told("POST", EVENTS, an_event("theirs", OTHER_NODE))
-    assert OWN_EVENTS_ONLY in text
-
-    await guarded.agent.have("POST", EVENTS, an_event("own", NODE))
-    counted_on = await guarded.agent.have("PATCH", f"{EVENTS}/own", {"count": 2})
-    assert 2 == counted_on["count"]
-
-    await guarded.admin.have("POST", EVENTS, an_event("theirs", OTHER_NODE))
-    _, _, text = await guarded.agent.told("PATCH", f"{EVENTS}/theirs", {"count": 2})
-    assert OWN_EVENTS_ONLY in text
 
 
 def about(**changes):
@@ -168,54 +228,171 @@ async def test_a_forged_event_is_denied_new_or_changed(guarded, forged, why):
     new = event | forged | {"metadata": notes | {"name": "forged"}}
     await guarded.admin.ask("POST", EVENTS, event)
 
-    _, reason, text = await guarded.agent.told("POST", EVENTS, new)
-    assert "Forbidden" == reason
-    assert why in text
-    _, reason, text = await guarded.agent.told("PATCH", f"{EVENTS}/agents", forged)
-    assert "Forbidden" == reason
-    assert why in text
+    for asked in (("POST", EVENTS, new), ("PATCH", f"{EVENTS}/agents", forged)):
+        _, reason, text = await guarded.agent.told(*asked)
+        assert "Forbidden" == reason
+        assert why in text
 
 
-async def test_an_event_of_the_nodes_kubelet_is_not_made_the_agents(guarded):
-    theirs = an_event("kubelets", NODE)
-    ours = {key: theirs[key] for key in ("source", "reportingComponent", "reportingInstance")}
-    kubelets = {"source": {"component": "kubelet", "host": NODE}, "reportingComponent": "kubelet"}
-    await guarded.admin.have("POST", EVENTS, theirs | kubelets)
+async def test_events_of_its_own_are_written_and_counted_on_and_no_other_is_changed(guarded):
+    for name, pod in (("of-a-pod", OWN_POD), ("of-the-node", "")):
+        await guarded.agent.create(EVENTS, an_event(name, NODE, pod))
+        counted_on = await guarded.agent.patch(f"{EVENTS}/{name}", {"count": 2})
+        assert 2 == counted_on["count"]
 
-    for patch in ({"message": "forged"}, ours):
-        _, _, text = await guarded.agent.told("PATCH", f"{EVENTS}/kubelets", patch)
+    ours = an_event("kubelets", NODE)
+    theirs = {"source": {"component": "kubelet", "host": NODE}, "reportingComponent": "kubelet"}
+    await guarded.admin.create(EVENTS, ours | theirs)
+    await guarded.admin.create(EVENTS, an_event("elsewhere", OTHER_NODE))
+    taken = {key: ours[key] for key in ("source", "reportingComponent", "reportingInstance")}
+    for name, patch in (
+        *(("kubelets", {"message": "forged"}), ("kubelets", taken)),
+        ("elsewhere", {"count": 2}),
+    ):
+        _, _, text = await guarded.agent.told("PATCH", f"{EVENTS}/{name}", patch)
         assert OWN_EVENTS_ONLY in text
 
 
-async def test_an_event_about_the_node_is_written_and_counted_on(guarded):
-    event = an_event("of-the-node", NODE, pod="")
+async def test_everybody_else_is_left_alone_and_the_job_may_nothing_else(guarded):
+    await guarded.admin.patch(OTHER_PATH, marks(seen="1"))
+    await guarded.admin.patch(NODE_PATH, {"metadata": {"labels": {"an-admins": "1"}}})
+    await guarded.admin.create(EVENTS, an_event("an-admins", OTHER_NODE))
+    await guarded.admin.patch(OTHER_PATH, marks(seen=None))
 
-    await guarded.agent.have("POST", EVENTS, event)
-    counted_on = await guarded.agent.have("PATCH", f"{EVENTS}/of-the-node", {"count": 2})
-    assert 2 == counted_on["count"]
+    for method, path in (
+        ("DELETE", NODE_PATH),
+        ("GET", PODS),
+        ("GET", "/api/v1/namespaces/kube-system/secrets"),
+        ("GET", "/api/v1/namespaces/kube-system/configmaps"),
+        ("PATCH", OWN),
+    ):
+        body = marks(seen="1") if method == "PATCH" else None
+        code, _, text = await guarded.job.told(method, path, body)
+        assert (403, True) == (code, "is forbidden" in text)
 
 
-@pytest.mark.parametrize("path", [NODE_PATH, OTHER_PATH, OWN])
-async def test_a_token_that_names_no_node_changes_nothing(guarded, path):
-    code, _, text = await guarded.unbound.told("PATCH", path, marks(**{annotations.SCORE: "1"}))
-
-    assert 403 == code
-    assert NO_NODE in text
+# What an uninstallation leaves on the Node: where no plugin serves, nothing of the agent's.
 
 
-async def test_everybody_else_is_left_alone(guarded):
-    await guarded.admin.have("PATCH", OTHER_PATH, marks(seen="1"))
-    await guarded.admin.have("PATCH", NODE_PATH, {"metadata": {"labels": {"an-admins": "1"}}})
-    await guarded.admin.have("POST", EVENTS, an_event("an-admins", OTHER_NODE))
+async def uninstall(folder, *words):
+    """The program with its arguments, in a folder."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent", *words),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},
+    )
+
+
+async def said_by(process):
+    """The exit code, and what it said."""
+    said, _ = await process.communicate()
+    return process.returncode, said.decode()
+
+
+async def written(guarded, *paths):
+    """What an agent leaves, on those Nodes."""
+    notes = {annotations.REGISTER: "[]", annotations.SCORE: "[]", "hami-agent/a": "1", "kept": "1"}
+    for path in paths:
+        await guarded.admin.patch(path, marks(**notes))
+        await guarded.admin.patch(f"{path}/status", conditions(DEGRADED), STRATEGIC)
+
+
+async def left(guarded, *paths):
+    """What of an agent's is on these Nodes: annotations and conditions."""
+    found = []
+    for node in [await guarded.admin.get(path) for path in paths]:
+        notes = notes_of(node)
+        assert "kept" in notes
+        found += [one for one in notes if one in REPORT or one.startswith("hami-agent/")]
+        found += [one for one in kinds(node["status"]) if one == GPU_DEGRADED]
+    return found
+
+
+async def test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other(guarded, tmp_path):
+    await written(guarded, NODE_PATH)
+    kubeconfig = f"--kubeconfig={guarded.plane.kubeconfig(NODE_USER)}"
+    here = ("uninstall", kubeconfig, "--run-dir", str(tmp_path), "--node-name")
+
+    code, said = await said_by(await uninstall(tmp_path, *here, NODE))
+    elsewhere, refused = await said_by(await uninstall(tmp_path, *here, OTHER_NODE))
+    again, nothing = await said_by(await uninstall(tmp_path, *here, NODE))
+
+    assert [] == await left(guarded, NODE_PATH)
+    assert (0, True) == (code, f"{NODE}: removed " in said), said
+    assert (1, True) == (elsewhere, "403" in refused), refused
+    assert (0, True) == (again, "nothing of the agent's was found" in nothing), nothing
+
+
+async def test_confined_as_the_job_is_the_verb_cleans_all_nodes(guarded, tmp_path):
+    await written(guarded, NODE_PATH, OTHER_PATH)
+
+    verb = await uninstall(tmp_path, *guarded.arguments, f"--kubeconfig={guarded.kubeconfig}")
+    code, said = await said_by(verb)
+
+    assert 0 == code, said
+    assert [] == await left(guarded, NODE_PATH, OTHER_PATH)
+
+
+async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end_the_account(
+    guarded, binaries, tmp_path
+):
+    (clean,) = [
+        one
+        for one in told("GUIDE.md")
+        if one.startswith("hami-agent uninstall --") and "--kubeconfig" in one
+    ]
+    (revoke,) = [
+        one for one in told("GUIDE.md") if one.startswith("kubectl delete clusterrolebinding")
+    ]
+    plane, admin = guarded.plane, guarded.admin
+    kubeconfig = plane.kubeconfig(ADMIN)
+    (tmp_path / "admin.kubeconfig").symlink_to(kubeconfig)
+    await written(guarded, NODE_PATH, OTHER_PATH)
+    before = await left(guarded, OTHER_PATH)
+    await admin.delete(f"{SYSTEM_PODS}/agent-of-node-a", grace=0)
+    pod = plain_pod("hami-agent-x", OTHER_NODE, namespace="kube-system")
+    pod["metadata"]["labels"] = {"app.kubernetes.io/name": "hami-agent"}
+    pod["spec"]["serviceAccountName"] = "hami-agent"
+    await admin.create(SYSTEM_PODS, pod)
+    mark = plane.audit.mark()
+
+    verb = await uninstall(tmp_path, *shlex.split(clean)[1:])
+
+    async def has_asked_twice():
+        return counted(plane.audit.since(mark, ADMIN, "hami-agent-uninstall"))["list pods"] > 1
+
+    await until_answer(has_asked_twice, ENDS, lambda: "nobody waits for the agent's pod")
+    assert before == await left(guarded, OTHER_PATH)
+    await admin.delete(f"{SYSTEM_PODS}/hami-agent-x", grace=0)
+    code, said = await said_by(verb)
+    assert 0 == code, said
+    assert [] == await left(guarded, NODE_PATH, OTHER_PATH)
+
+    path = {"PATH": f"{binaries}:{os.defpath}", "HOME": str(tmp_path)}
+    await guarded.job.get(NODES)
+    typed = await asyncio.create_subprocess_exec(
+        *shlex.split(revoke), env=path | {"KUBECONFIG": str(kubeconfig)}
+    )
+    assert 0 == await typed.wait()
+
+    async def is_powerless():
+        asked = (("GET", NODES, None), ("PATCH", NODE_PATH, marks(**{"hami-agent/a": None})))
+        answers = [await guarded.job.ask(*one) for one in asked]
+        return [403, 403] == [one.code for one in answers]
+
+    await until_answer(is_powerless, ENDS, lambda: "the account has its rights")
+
+
+# The agent itself, confined in a whole cluster.
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def confined(cluster):
     """A kubeconfig of the account on this node, with the policies in force; gone afterwards."""
     await account_token(cluster.api)
-    node = await cluster.api.get(NODE_PATH)
-    review = await cluster.api.create(f"{ACCOUNTS}/hami-agent/token", bound_to("Node", node))
-    token = review["status"]["token"]
+    token = await token_of(cluster.api, "hami-agent", "Node", await cluster.api.get(NODE_PATH))
     client = cluster.plane.client(token)
 
     async def is_denied():
@@ -228,16 +405,13 @@ async def confined(cluster):
     async def is_allowed():
         return not await is_denied()
 
-    async def ask(method, path, body):
-        return await cluster.api.call(method, path, body)
-
-    await apply_policies(ask, policies())
+    await create_missing(cluster.api, policies())
     try:
         await until_answer(is_denied, IN_FORCE, lambda: "the policies are not in force")
         yield cluster.plane.kubeconfig_for("confined", token)
     finally:
         for document in policies():
-            path = f"{COLLECTIONS[document['kind']]}/{document['metadata']['name']}"
+            path = f"{POLICIES[document['kind']]}/{document['metadata']['name']}"
             await cluster.api.delete(path)
         await until_answer(is_allowed, IN_FORCE, lambda: "the policies are still in force")
         await client.close()
@@ -257,7 +431,8 @@ async def test_the_agent_works_with_these_rights_and_uses_each_of_them(cluster, 
     await until_asked(cluster, mark, "create events")
     # An Event is counted on where the same happens again: what cannot be shared is told at each
     # start.
-    path = open_files(cluster, MountedFiles).write(NODE_CONFIG, node_config(operatingmode="mig"))
+    path = cluster.root / "mig.json"
+    path.write_text(json.dumps({"nodeconfig": [{"name": NODE, "operatingmode": "mig"}]}))
     for wanted in ("create events", "patch events"):
         await cluster.end_agents()
         since = cluster.plane.audit.mark()

@@ -10,13 +10,11 @@ import re
 import pytest
 
 from agent import cluster as annotations
-from agent.kube.reader import annotation_writes
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import (
-    NODE_PATH,
     gpu_uuids,
     node_of,
     notes_of,
@@ -24,8 +22,7 @@ from tests.peers.lab.node_state import (
     until_offered,
     until_unlocked,
 )
-from tests.peers.lab.nodes import frozen
-from tests.peers.lab.placement import create_by_hand, lock
+from tests.peers.lab.placement import create_by_hand
 from tests.peers.lab.placing import WITHIN
 from tests.peers.lab.pods import (
     PODS,
@@ -35,7 +32,6 @@ from tests.peers.lab.pods import (
     as_seen,
     create,
     delete,
-    key,
     run,
     status_of,
     stray,
@@ -45,7 +41,7 @@ from tests.peers.lab.pods import (
     until_settled,
 )
 from tests.peers.lab.space import until_answer
-from tests.peers.lab.verbs import as_advised, doctor, explain, until_event, until_reasons, verb
+from tests.peers.lab.verbs import as_advised, doctor, explain, until_reasons, verb
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = XidRequest(gpu="1", xid=79)
@@ -162,25 +158,6 @@ async def until_denied(cluster, pod):
     await until_answer(is_denied, 20.0, lambda: "the webhook does not know the quota")
 
 
-async def test_a_pod_that_is_not_hamis_is_told_so_before_any_node_is_searched(cluster, agent):
-    await resident(cluster, gpus=1)
-    foreign = a_pod("foreign", schedulerName="volcano")
-    unseen = a_pod("unseen", schedulerName="default-scheduler")
-    unseen["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
-    for pod, reason in ((foreign, "E-SCHEDULER"), (unseen, "E-WEBHOOK")):
-        name = pod["metadata"]["name"]
-        # In this cluster the default scheduler asks HAMi's, too, and would place the pod.
-        with frozen(cluster.parts["kube-scheduler"]):
-            await create(cluster, pod)
-            found = await explain(cluster, name)
-            await delete(cluster, name, grace=0)
-            await until_deleted(cluster, name)
-        assert (1, ("admission", reason)) == (found.code, found.blocked)
-        changed = as_advised(pod, found.changes[0])
-        await run(cluster, changed)
-        await gone(cluster, changed["metadata"]["name"])
-
-
 async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(cluster, agent):
     sound, ill, *_ = gpu_uuids(cluster)
     full = a_pod("resident", a_container(gpus=7, memory=1000, cores=95))
@@ -209,22 +186,11 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
     held = await explain(cluster, "resident")
     assert (0, None, "CardNotHealth") == (held.code, held.blocked, held.gate("running")["reason"])
 
-    with frozen(cluster.parts["kube-scheduler"]):
-        opened = await verb(cluster, "uncordon", "0", "--node", NODE)
-        waits = await explain(cluster, "shut-out")
+    opened = await verb(cluster, "uncordon", "0", "--node", NODE)
     assert 0 == opened.code, opened.errors
-    assert (None, "E-RETRY") == (waits.blocked, waits.gate("placement")["reason"])
-    assert "not-reached" == waits.gate("start")["verdict"]
-    assert [] == await daters(cluster, annotations.CORDON), "`explain` goes by the handshake"
     await until_taken_in(cluster)
     await runs_when_tried(cluster, "shut-out")
     assert sound in annotations_of(cluster, "shut-out")[annotations.ALLOCATED]
-
-
-async def daters(cluster, key):
-    """Whose write of this annotation of the Node the API server dates."""
-    dated = annotation_writes((await cluster.api.get(NODE_PATH))["metadata"])
-    return [writer for written, writer, _ in dated if written == key]
 
 
 async def until_taken_in(cluster, cordon=None):
@@ -238,16 +204,6 @@ async def until_taken_in(cluster, cordon=None):
     await cluster.nodes.until(is_read, WITHIN, "HAMi's scheduler does not read the Node")
 
 
-async def until_dropped(cluster):
-    """Return once HAMi's scheduler has dropped the Node. Raises TimeoutError.
-
-    Source: HAMi v2.10 pkg/scheduler/scheduler.go, register: it removes its handshake then.
-    """
-    await cluster.nodes.until(
-        lambda: annotations.HANDSHAKE not in notes_of(node_of(cluster)), WITHIN, "not dropped"
-    )
-
-
 async def runs_when_tried(cluster, name):
     """The pod waits for the next try alone, and a label brings that about, as `explain` advises."""
     for number in range(8):
@@ -257,49 +213,6 @@ async def runs_when_tried(cluster, name):
             await until_running(cluster, name, within=5.0)
             return
     raise TimeoutError(f"{name} does not run: {status_of(cluster, name)}")
-
-
-async def test_a_node_whose_agent_is_away_is_unregistered_until_it_is_back(cluster, agent):
-    await resident(cluster, gpus=1)
-    await until_taken_in(cluster)
-    await agent.part.stop()
-    await until_offered(cluster, 0)
-    await until_dropped(cluster)
-    await create(cluster, a_pod("early", a_container(cores=5)))
-    await until_reasons(cluster, "early", "node unregistered")
-
-    found = await explain(cluster, "early")
-
-    assert (1, ("placement", "NodeUnregistered")) == (found.code, found.blocked)
-    assert {"node unregistered"} == found.reasons
-    (node,) = found.data["nodes"]
-    assert node["said"].startswith("unregistered: its kubelet offers 0 slices"), node
-    await cluster.start_registered_agent(name="back")
-    await runs_when_tried(cluster, "early")
-
-
-async def test_a_lock_is_named_with_its_owner_and_that_of_a_gone_pod_is_taken_over(cluster, agent):
-    await resident(cluster, gpus=1)
-    with frozen(agent.part):  # it would release what stands for long
-        await create_by_hand(cluster, a_pod("owner"))
-        await lock(cluster, "owner", age=120.0)
-        await create(cluster, a_pod("waiting", a_container(cores=5)))
-        await until_event(cluster, "waiting", "BindingFailed")
-
-        held = await explain(cluster, "waiting")
-
-        assert (1, ("binding", "E-LOCK")) == (held.code, held.blocked)
-        assert f"held by {key('owner')} for 2 min" in held.gate("binding")["said"]
-        with frozen(cluster.parts["kube-scheduler"]):
-            await delete(cluster, "owner", grace=0)
-            await until_deleted(cluster, "owner")
-            orphaned = await explain(cluster, "waiting")
-        assert (1, ("binding", "E-LOCK")) == (orphaned.code, orphaned.blocked)
-        assert "look whether its holder exists" in orphaned.gate("binding")["advice"]
-        await cluster.pods.until(
-            lambda: NODE == as_seen(cluster, "waiting")["spec"].get("nodeName"), 40.0, "not bound"
-        )
-    await until_running(cluster, "waiting")
 
 
 async def test_of_pods_that_run_and_that_were_refused_the_verbs_tell_what_agent_and_kubelet_hold(

@@ -9,8 +9,6 @@ from tests.peers.lab.node_state import gpu_uuids, until_allocatable
 from tests.peers.lab.nodes import kill_container, rebook
 from tests.peers.lab.placement import wall
 from tests.peers.lab.pods import (
-    a_container,
-    a_pod,
     a_telling_pod,
     delete,
     gpu_of,
@@ -18,9 +16,7 @@ from tests.peers.lab.pods import (
     lives_of,
     run,
     status_of,
-    telling,
     until_deleted,
-    until_restarted,
     until_settled,
     until_told,
 )
@@ -52,24 +48,6 @@ async def until_waiting(cluster, name):
 
     await cluster.pods.until(waits, 60.0, f"{name} does not wait: {status_of(cluster, name)}")
     return seen["reason"], seen["message"]
-
-
-async def test_containers_that_hold_what_was_offered_start_and_start_again(cluster, fenced):
-    load = a_container("load", memory=1024, script="true")
-    inits = (load,) if cluster.release.serves_inits else ()
-    pods = (
-        a_telling_pod(cluster, "one", gpus=2),
-        telling(cluster, a_pod("two", a_container("a"), a_container("b", memory=2048))),
-        telling(cluster, a_pod("prepared", a_container(memory=2048), inits=inits)),
-        telling(cluster, a_pod("without", a_container(gpus=0))),
-    )
-    names = await run(cluster, *pods, within=60.0)
-    await kill_container(cluster, "one")
-    await until_restarted(cluster, "one")
-
-    for name in names:
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
-    assert not fenced.events("plugin.start_refused")
 
 
 async def book_elsewhere(cluster, agent, name):
@@ -135,24 +113,3 @@ async def event_of(cluster, name):
     return any(
         one["reason"] == "SliceMismatch" and one["involvedObject"]["name"] == name for one in found
     )
-
-
-async def test_after_a_lost_checkpoint_the_kubelet_does_not_ask_and_the_pod_must_be_made_anew(
-    cluster, fenced
-):
-    await run(cluster, *(a_telling_pod(cluster, one) for one in ("dies", "lives")))
-    await until_told(cluster, "dies", "lives")
-    before = lives_of(cluster, ["lives"])
-
-    await cluster.kubelet.restart(lose_checkpoint=True)
-    await until_allocatable(cluster)
-    await kill_container(cluster, "dies")
-    reason, message = await until_waiting(cluster, "dies")
-
-    assert "CreateContainerConfigError" == reason
-    assert "no devices found allocated in local cache" in message
-    assert before == lives_of(cluster, ["lives"])
-    await delete(cluster, "dies", grace=0)
-    await until_deleted(cluster, "dies")
-    await run(cluster, a_telling_pod(cluster, "dies"))
-    assert expected_inside(cluster, "dies") == await seen_inside(cluster, "dies")

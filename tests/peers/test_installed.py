@@ -9,6 +9,9 @@ there is not built again: after a change of the agent, run deploy/image/build.
 """
 
 import asyncio
+import json
+import re
+import shlex
 import tarfile
 
 import pytest
@@ -19,23 +22,34 @@ from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED
 from agent.sandbox.hardware_talk import XidRequest, ask
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.cluster import ACCOUNT, kept
+from tests.peers.lab.cluster import ACCOUNT, Cluster, kept
 from tests.peers.lab.control import counted
 from tests.peers.lab.grants import expected_inside, rows, seen_inside
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import NODE_PATH, capacity_of, notes_of, remove, until_allocatable
-from tests.peers.lab.nodes import processes
+from tests.peers.lab.nodes import ProbePlugin, processes
 from tests.peers.lab.pods import (
     PODS,
+    a_container,
     a_telling_pod,
     key,
     lives,
     lives_of,
+    phase_of,
     run,
     until_deleted,
     until_settled,
 )
-from tests.peers.lab.site import LIBRARY, NEXT, SERVING, open_site
+from tests.peers.lab.site import (
+    CHART,
+    LIBRARY,
+    NAMESPACE,
+    NEXT,
+    SERVING,
+    extra_args,
+    open_site,
+    values,
+)
 from tests.peers.lab.space import status_of, until, until_answer, writable
 from tests.peers.lab.verbs import verb
 from tests.released import released
@@ -53,7 +67,6 @@ RUNTIMES_OWN = ("/dev", "/proc", "/sys/fs/cgroup", "/etc/hosts", "/host/sys/fs/c
 """Every container has them; the last is what a runtime without recursive read-only mounts leaves
 writable where each controller of cgroup v1 is a mount of its own."""
 
-AGENTS = "/api/v1/namespaces/kube-system/pods"
 
 GAP = 5.0
 """Seconds without slices while the image changes, as GUIDE.md says."""
@@ -285,34 +298,6 @@ async def is_told(cluster, reason):
     return reason in {one["reason"] for one in events if one["involvedObject"]["kind"] == "Node"}
 
 
-async def test_an_agent_that_is_not_ready_elsewhere_costs_no_slice_here_in_an_update(site):
-    cluster = site.cluster
-    await cluster.api.create("/api/v1/nodes", another_node())
-    await cluster.api.patch("/api/v1/nodes/node-b/status", {"status": ROOM})
-    await cluster.pods.until(lambda: len(site.agents) == 2, SERVING, "no pod for the other node")
-    try:
-        async with capacity_of(cluster) as capacity:
-            await site.upgrade(f"image.tag={NEXT}")
-            ended = await site.rollout(10)
-            await site.until_serving()
-        assert 0 != ended.code, ended.words
-        assert all(gap < GAP for gap in capacity.gaps())
-    finally:
-        await cluster.api.delete("/api/v1/nodes/node-b")
-        for pod in site.agents:
-            if pod["spec"].get("nodeName") != NODE:
-                await remove(cluster, f"{AGENTS}/{pod['metadata']['name']}", grace=0)
-    await rolled_out(site)
-    await site.until_serving()
-
-
-ROOM = {kind: {"cpu": "4", "memory": "8Gi", "pods": "110"} for kind in ("capacity", "allocatable")}
-
-
-def another_node():
-    return {"metadata": {"name": "node-b", "labels": {"gpu": "on"}}}
-
-
 async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_of_the_next(site):
     cluster = site.cluster
     # It has no program of the agent's, as an older image has no such verb.
@@ -337,21 +322,6 @@ async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_
     assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
 
 
-async def test_the_condition_is_kept_by_the_installed_account(site):
-    cluster = site.cluster
-    mark = cluster.plane.audit.mark()
-    await site.upgrade("config.report.nodeCondition=true")
-    await site.run.kubectl("-n", "kube-system", "rollout", "restart", "daemonset/hami-agent")
-    await rolled_out(site)
-    await cluster.nodes.until(lambda: condition(cluster) == "False", SERVING, site.tail())
-
-    await ask(cluster.space.view / "run/hami-agent/simulate.sock", XidRequest(gpu="0", xid=79))
-    await cluster.nodes.until(lambda: condition(cluster) == "True", SERVING, "no condition")
-    asked = cluster.plane.audit.since(mark, ACCOUNT)
-    assert [] == [one for one in asked if one.code >= 400]
-    assert "patch nodes/status" in counted(asked)
-
-
 def condition(cluster):
     """The status of GpuDegraded on the Node; None: it has none."""
     conditions = cluster.nodes.objects[NODE]["status"].get("conditions") or ()
@@ -364,7 +334,12 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     site, cluster = site_of_module, site_of_module.cluster
     await site.have_installed()
     names = await residents(site, "last")
-    before = lives_of(cluster, names)
+    before, mark = lives_of(cluster, names), cluster.plane.audit.mark()
+    await ask(cluster.space.view / "run/hami-agent/simulate.sock", XidRequest(gpu="0", xid=79))
+    await cluster.nodes.until(lambda: condition(cluster) == "True", SERVING, "no condition")
+    asked = cluster.plane.audit.since(mark, ACCOUNT)
+    assert [] == [one for one in asked if one.code >= 400]
+    assert "patch nodes/status" in counted(asked)
     began = now()
 
     await site.uninstall()
@@ -378,3 +353,187 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     # The scheduler writes its question without being told of any GPU.
     assert not notes.get(annotations.HANDSHAKE, "").startswith("Reported")
     assert LEFT == site.left()
+
+
+# The chart beside HAMi's device plugin: one of both on a node, or both for the time of a switch.
+#
+# HAMi's plugin is a DaemonSet with HAMi's labels whose pods do nothing, and a plugin of the test's
+# own that has registered the resource at the kubelet.
+
+LABEL = {"app.kubernetes.io/component": "hami-device-plugin"}
+
+
+def daemon_sets(namespace):
+    return f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+
+
+def hamis_plugin():
+    spec = {
+        "nodeSelector": {"gpu": "on"},
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+        "hostNetwork": True,
+        "containers": [a_container(gpus=0)],
+    }
+    labels = {**LABEL, "hami.io/webhook": "ignore"}
+    return {
+        "metadata": {"name": "hami-device-plugin"},
+        "spec": {
+            "selector": {"matchLabels": LABEL},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def others(cluster: Cluster):
+    """The pods of HAMi's plugin."""
+    pods = cluster.pods.objects.values()
+    return [pod for pod in pods if LABEL.items() <= pod["metadata"].get("labels", {}).items()]
+
+
+def phases(pods):
+    return [phase_of(pod) for pod in pods]
+
+
+async def until_phases(cluster, pods, *wanted):
+    await cluster.pods.until(
+        lambda: [*wanted] == phases(pods()), SERVING, f"not {wanted}: {phases(pods())}"
+    )
+
+
+async def remove_other(cluster, namespace):
+    await cluster.api.delete(f"{daemon_sets(namespace)}/hami-device-plugin")
+    await until_phases(cluster, lambda: others(cluster))
+
+
+async def test_of_both_plugins_the_first_keeps_the_node(site_of_module):
+    site, cluster = site_of_module, site_of_module.cluster
+    await cluster.api.create(daemon_sets("default"), hamis_plugin())
+    await until_phases(cluster, lambda: others(cluster), "Running")
+
+    await site.install()
+    await cluster.pods.until(lambda: told(site.agents), SERVING, "nobody says why the agent waits")
+    assert ["Pending"] == phases(site.agents)
+    assert "anti-affinity" in told(site.agents)
+    assert frozenset() == await cluster.kubelet.allocatable(RESOURCE)
+
+    await remove_other(cluster, "default")
+    await look_again(site, NAMESPACE, "app.kubernetes.io/name=hami-agent")
+    await site.until_serving()
+    await site.uninstall()
+
+
+async def look_again(site, namespace, label):
+    """As GUIDE.md says: the scheduler leaves a pod that waits alone for up to 5 minutes.
+
+    It looks again when a pod is gone that all terms of the anti-affinity match, and each of ours
+    matches another plugin.
+    """
+    where = (f"--namespace={namespace}", f"--selector={label}")
+    await site.run.kubectl("delete", "pods", *where, "--field-selector=status.phase=Pending")
+
+
+def told(pods):
+    """Why the scheduler has no node for them."""
+    conditions = (one for pod in pods for one in pod["status"].get("conditions", ()))
+    return "; ".join(one.get("message", "") for one in conditions if one["status"] == "False")
+
+
+HAMI_CHART = {"apiVersion": "v2", "name": "hami", "version": "2.10.0"}
+
+
+def write_hami_chart(folder, plugin):
+    """Write it; `plugin` is the DaemonSet of HAMi's plugin. Raises OSError."""
+    templates = folder / "templates"
+    templates.mkdir(parents=True)
+    (folder / "Chart.yaml").write_text(json.dumps(HAMI_CHART))
+    (folder / "values.yaml").write_text(json.dumps({"devicePlugin": {"enabled": True}}))
+    manifest = json.dumps({"apiVersion": "apps/v1", "kind": "DaemonSet", **plugin}, indent=1)
+    text = f"{{{{- if .Values.devicePlugin.enabled }}}}\n{manifest}\n{{{{- end }}}}\n"
+    (templates / "daemonset.yaml").write_text(text)
+
+
+SECTION = re.compile(r"^## Switch from HAMi's device plugin\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def typed_in_the_document():
+    """The commands of a switch, as words: those that look, and those that switch."""
+    (section,) = SECTION.findall((SOURCE / "GUIDE.md").read_text())
+    looks, switches, _ = BLOCK.findall(section)
+    blocks = (block.replace("\\\n", " ").splitlines() for block in (looks, switches))
+    return [[shlex.split(line) for line in lines] for lines in blocks]
+
+
+async def type_out(site, hami, words):
+    """One of them, with the names of here; the lab's API server cannot start one in a container."""
+    here = {
+        "image.registry=registry.example:5000": "image.registry=localhost",
+        "image.repository=gpu/hami-agent": "image.repository=hami-agent",
+        "deploy/chart/hami-agent": str(CHART),
+        "hami-charts/hami": str(hami),
+    }
+    program, *rest = (here.get(word, word) for word in words)
+    if rest[0] == "install":
+        given = values(site.cluster.release)[1:]
+        rest += [word for one in given for word in ("--set", one)]
+    if "rollout" in rest:
+        rest.append(f"--timeout={SERVING:.0f}s")
+    if "exec" not in rest:
+        await {"helm": site.run.helm, "kubectl": site.run.kubectl}[program](*rest)
+
+
+async def hami_alone(site, chart):
+    """Install the stand-in for HAMi's chart on a node that never had the agent."""
+    (site.cluster.hook / "libvgpu.so").unlink(missing_ok=True)
+    nvidia = {"metadata": {"name": "nvidia"}, "handler": "runc"}
+    await site.cluster.api.create("/apis/node.k8s.io/v1/runtimeclasses", nvidia)
+    write_hami_chart(chart, hamis_plugin())
+    await site.run.helm("install", "hami", str(chart), f"--namespace={NAMESPACE}")
+    await until_phases(site.cluster, lambda: others(site.cluster), "Running")
+    return chart
+
+
+def args_of(site):
+    pods = site.agents
+    return [pod["spec"]["containers"][0]["args"] for pod in pods]
+
+
+async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agent(
+    site_of_module, tmp_path
+):
+    site, cluster = site_of_module, site_of_module.cluster
+    hami = await hami_alone(site, tmp_path / "hami")
+    refused = await site.try_install()
+    assert "HAMi's device plugin (DaemonSet hami-device-plugin) serves the same nodes" in (
+        refused.words
+    )
+    told = extra_args(cluster.release)
+    looks, (serve, *wait, off, alone) = typed_in_the_document()
+
+    plugins = cluster.kubelet.plugins
+    async with ProbePlugin(plugins, resource=RESOURCE, name="nvidia", count=10) as other:
+        await other.register()
+        await until_allocatable(cluster, 10)
+        for words in looks:
+            await type_out(site, hami, words)
+        assert [["run", "--observe", *told]] == args_of(site)
+        assert 10 == len(await cluster.kubelet.allocatable(RESOURCE))
+        assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
+        assert not (cluster.hook / "libvgpu.so").exists()
+
+        for words in (serve, *wait):
+            await type_out(site, hami, words)
+        await site.until_serving()
+        assert ["Running"] == phases(others(cluster))
+    for words in (off, alone, *wait):
+        await type_out(site, hami, words)
+
+    await until_phases(cluster, lambda: others(cluster))
+    await site.until_serving()
+    assert [["run", *told]] == args_of(site)
+    (pod,) = site.agents
+    assert "HAMI_AGENT_TAKEOVER" not in {one["name"] for one in pod["spec"]["containers"][0]["env"]}
+    assert (cluster.hook / "libvgpu.so").exists()
+    await run(cluster, a_telling_pod(cluster, "switched"))
+    await until_settled(cluster, "switched")

@@ -1,13 +1,148 @@
-"""What a plugin's lists make of its resource: the model and the real kubelet alike.
+"""What a kubelet does with lists, ids and preferences: the model and the real one alike."""
 
-Only the model is tried on lists of just under 4 MiB and on overlapping health updates by the
-hundred. The five minutes after which a resource is removed are waited for in a long test, with the
-real kubelet; the model passes them in virtual time among its own tests.
-"""
+import asyncio
 
 import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 
-from tests.fakes.plugin import a_device
+from tests.fakes.plugin import a_device, answer
+from tests.peers.lab.nodes import first
+from tests.peers.lab.space import because
+
+# Which ids a container gets and what the plugin is asked: the model and the real kubelet alike.
+#
+# Only the model is tried on what a real kubelet shows after hours or with two NUMA nodes: hints of
+# the topology manager, and a resource that is gone after its five minutes. How answers of several
+# resources are merged into a container is left to tests of the agent's own containers.
+
+TEXT = "test refusal, second sentence. [HA-3f9c]"
+REFUSED = GRPCError(Status.FAILED_PRECONDITION, TEXT)
+GO_TEXT = f"rpc error: code = FailedPrecondition desc = {TEXT}"
+
+
+def too_few(node, *, requested: int, available: int) -> str:
+    numbers = f"Requested: {requested}, Available: {available}"
+    return because(f"requested number of devices unavailable for {node.resource}. {numbers}")
+
+
+async def test_each_container_is_one_allocate_with_one_container_request(node):
+    async with node.plugin() as plugin:
+        asking = (node.container("a"), node.container("b", count=2))
+        await node.runs("p", node.container("none", count=0), *asking)
+        assert [1, 2] == [len(ids) for ids in plugin.asked]
+        held = {"none": frozenset(), "a": plugin.asked[0], "b": plugin.asked[1]}
+        assert held == await node.held("p")
+
+
+async def test_a_pod_that_names_its_node_is_not_scheduled_until_the_kubelet_has_admitted_it(node):
+    async with node.plugin() as plugin:
+        plugin.script.gate = asyncio.Event()
+        await node.create("p", node.container("a"), node.container("b"))
+        await node.until(lambda: plugin.asked, "nothing is asked")
+
+        await node.stays(lambda: node.conditions("p") == {}, "conditions before the answer")
+        plugin.script.gate.set()
+        await node.until_phase("p", "Running")
+        assert "True" == node.conditions("p")["PodScheduled"]
+
+        plugin.script.refusals.append(REFUSED)
+        await node.fails("q")
+        assert "PodScheduled" not in node.conditions("q")
+
+
+async def test_a_refusal_reaches_the_pod_word_for_word_and_frees_the_ids_of_the_whole_pod(node):
+    async with node.plugin(count=3) as plugin:
+
+        def refuse_the_second(ids):
+            if len(plugin.asked) == 2:
+                raise REFUSED
+            return [answer(ids)]
+
+        plugin.script.responses = refuse_the_second
+        status = await node.fails("p", *(node.container(name) for name in "abc"))
+        assert ("UnexpectedAdmissionError", because(GO_TEXT)) == (
+            status["reason"],
+            status["message"],
+        )
+        assert 2 == len(plugin.asked), "the next container is not asked for"
+        assert await node.held("p") is None
+
+        await node.runs("q", node.container(count=3))
+        await node.delete("q", grace=1)
+        await node.until_gone("q")
+        await node.runs("r", node.container(count=3))
+
+
+async def test_too_few_free_ids_are_refused_with_both_numbers(node):
+    async with node.plugin(count=3) as plugin:
+        await node.runs("p", node.container(count=2))
+
+        status = await node.fails("q", node.container(count=2))
+        assert too_few(node, requested=2, available=1) == status["message"]
+        assert 1 == len(plugin.asked)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_nothing_healthy_is_refused_even_for_a_count_of_zero(node, count):
+    async with node.plugin() as plugin:
+        plugin.end_streams()
+        await node.until_listed(0)
+        status = await node.fails("p", node.container(count=count))
+        assert (
+            because(
+                "no healthy devices present; cannot allocate unhealthy devices " + node.resource
+            )
+            == status["message"]
+        )
+
+
+async def test_a_resource_that_nobody_ever_registered_is_admitted_without_ids(node):
+    await node.runs("p")
+    assert {"main": frozenset()} == await node.held("p")
+
+
+async def test_an_unhealthy_id_is_never_given(node):
+    async with node.plugin() as plugin:
+        ill = [a_device(f"g{number}", health="Unhealthy") for number in range(3)]
+        plugin.publish([*ill, a_device("g3")])
+        await node.until_listed(1)
+        await node.runs("p")
+
+        status = await node.fails("q")
+        assert [{"g3"}] == plugin.asked
+        assert "Requested: 1, Available: 0" in status["message"]
+
+
+async def test_the_death_of_the_plugin_in_an_allocate_reaches_the_pod(node):
+    async with node.plugin() as plugin:
+        plugin.hold()
+        await node.create("p")
+        await node.until(lambda: plugin.asked, "no Allocate")
+        await plugin.die()
+
+        status = await node.until_phase("p", "Failed")
+        eof = "rpc error: code = Unavailable desc = error reading from server: EOF"
+        assert because(eof) == status["message"]
+
+
+async def test_while_an_allocate_is_held_nothing_else_is_admitted(node):
+    async with node.plugin() as plugin:
+        plugin.hold()
+        await node.create("p")
+        await node.until(lambda: plugin.asked, "no Allocate")
+        await node.create("plain", node.container(count=0))
+        await node.create("q")
+        await node.stays(
+            lambda: (1, "Pending") == (len(plugin.asked), node.phase("plain")), "one goes on"
+        )
+
+        plugin.let_go()
+        for name in ("p", "plain", "q"):
+            await node.until_phase(name, "Running")
+
+
+# What a plugin's lists make of its resource: the model and the real kubelet alike.
 
 
 async def ids(node) -> list[str]:
@@ -22,14 +157,6 @@ async def test_each_list_replaces_the_one_before_and_only_healthy_is_healthy(nod
 
         await node.until_counted(5, 1)
         assert ["new"] == await ids(node)
-
-
-async def test_an_id_listed_twice_is_counted_in_both_sets_and_is_given(node):
-    async with node.plugin(count=0) as plugin:
-        plugin.publish([a_device("d"), a_device("d", health="Unhealthy"), a_device("e")])
-        await node.until_counted(3, 2)
-        await node.runs("p", node.container(count=2))
-        assert [{"d", "e"}] == plugin.asked
 
 
 async def test_an_empty_list_leaves_the_resource_present_with_nothing(node):
@@ -74,21 +201,6 @@ def nodes_of(entry) -> int | None:
     return None if entry.topology is None else entry.topology.nodes[0].id
 
 
-async def test_the_order_of_a_containers_ids_differs_from_call_to_call(node):
-    async with node.plugin(count=8):
-        await node.runs("p", node.container(count=8))
-        orders: set[tuple[str, ...]] = set()
-
-        async def ask(_: object) -> bool:
-            (main,) = (await node.get("p")).containers
-            orders.add(tuple(text for entry in main.devices for text in entry.device_ids))
-            return True
-
-        for _ in range(10):
-            await ask(None)
-        assert 1 < len(orders)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("place", ["real"], indirect=True)
@@ -108,3 +220,74 @@ async def test_after_five_minutes_without_its_plugin_a_resource_counts_nothing(n
         assert [] == plugin.calls
         await plugin.register()
         await node.until_counted(4, 4)
+
+
+# Ids that a pod uses again, and what is preferred: the model and the real kubelet alike.
+
+
+async def prefer(node, plugin) -> None:
+    """From now on it is asked for its preference."""
+    plugin.choose(first)
+    await node.come_back(plugin)
+
+
+async def test_init_containers_give_their_ids_to_the_containers_after_them(node):
+    async with node.plugin(count=2) as plugin:
+        inits = (node.init("i"), node.init("j", count=2))
+        await node.runs("p", node.container("a", count=2), inits=inits)
+        one, two, three = plugin.asked
+        assert {"g0", "g1"} == two == three
+        assert one < two
+        assert {"a": three} == await node.held("p")
+
+
+async def test_what_init_containers_leave_stays_with_the_pod_until_it_ends(node):
+    async with node.plugin(count=2) as plugin:
+        await node.runs("p", inits=(node.init(count=2),))
+        assert "Available: 0" in (await node.fails("q"))["message"]
+        await node.delete("p", grace=1)
+        await node.until_gone("p")
+
+        await node.runs("r", node.container(count=2))
+        assert 3 == len(plugin.asked)
+
+
+async def test_a_sidecars_ids_are_not_given_again_and_reuse_asks_for_no_preference(node):
+    async with node.plugin() as plugin:
+        await prefer(node, plugin)
+        inits = (node.sidecar("s"), node.init("i"))
+        await node.runs("p", node.container("a1"), node.container("a2"), inits=inits)
+        assert [
+            *(("prefer", {"g0"}), ("allocate", {"g0"})),
+            *(("prefer", {"g1"}), ("allocate", {"g1"})),
+            ("allocate", {"g1"}),
+            *(("prefer", {"g2"}), ("allocate", {"g2"})),
+        ] == [(call.kind, call.ids) for call in plugin.calls]
+
+
+async def test_a_part_that_is_reused_must_be_included(node):
+    async with node.plugin(count=4) as plugin:
+        await prefer(node, plugin)
+        inits = (node.init("i", count=2), node.sidecar("s"))
+        await node.runs("p", node.container("a", count=2), inits=inits)
+        init, sidecar, app = plugin.asked
+        (_, required, size) = plugin.preferred[-1]
+        assert {"g0", "g1"} == init
+        assert sidecar < init
+        assert 2 == len(plugin.preferred), "the sidecar took what was left"
+        assert (init - sidecar, 2) == (set(required), size)
+        assert set(required) | {"g2"} == app
+
+
+async def test_a_preference_that_fails_fails_the_admission_with_the_exact_text(node):
+    async with node.plugin() as plugin:
+        await prefer(node, plugin)
+        plugin.script.prefer = None
+        status = await node.fails("p")
+        assert (
+            because(
+                "device plugin GetPreferredAllocation rpc failed with err: "
+                "rpc error: code = Unimplemented desc = no preference"
+            )
+            == status["message"]
+        )

@@ -12,16 +12,7 @@ from tests.peers.lab.faces import answers
 from tests.peers.lab.grants import expected_inside, lost, rows, seen_inside
 from tests.peers.lab.node_state import gpu_uuids, lock_held, node_of, notes_of, until_unlocked
 from tests.peers.lab.nodes import frozen
-from tests.peers.lab.placement import (
-    agent_said,
-    annotate,
-    bind,
-    create_by_hand,
-    lock,
-    place,
-    share,
-    wall,
-)
+from tests.peers.lab.placement import agent_said, annotate, bind, create_by_hand, lock, share, wall
 from tests.peers.lab.pods import (
     a_telling_pod,
     as_seen,
@@ -115,23 +106,4 @@ async def test_what_the_agent_knew_is_served_without_the_api_server_and_settled_
     assert pid == agent.part.pid
     assert register == notes_of(node_of(cluster))[annotations.REGISTER]
     assert 8 == len(gpu_uuids(cluster))
-    assert [] == lost(cluster)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-async def test_who_is_back_before_the_agent_after_an_outage_finds_it_ready(cluster, agent):
-    await cluster.plane.apiserver.kill()
-    await asyncio.sleep(AWAY)
-    await cluster.plane.apiserver.start()
-    await cluster.plane.until_ready()
-    await cluster.kubelet.restart()  # which does not wait for its next look, and the agent may
-
-    for index in range(3):
-        name = f"soon-{index}"
-        await place(cluster, a_telling_pod(cluster, name), [[share(cluster, index, 2000, 5)]])
-        await until_running(cluster, name)
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
-        await until_unlocked(cluster)
-    assert 3 == len(agent.events("lock.released"))
     assert [] == lost(cluster)

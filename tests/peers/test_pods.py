@@ -6,8 +6,6 @@ from collections import Counter
 
 import pytest
 
-from agent import cluster as annotations
-from agent.settle import UNCLAIMED
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT, Cluster
 from tests.peers.lab.control import counted
@@ -30,11 +28,9 @@ from tests.peers.lab.grants import (
     until_told_count,
     wrong_inside,
 )
-from tests.peers.lab.identities import NODE
-from tests.peers.lab.node_state import lock_held, remove, until_allocatable, until_unlocked
+from tests.peers.lab.node_state import remove, until_unlocked
 from tests.peers.lab.nodes import frozen
 from tests.peers.lab.placement import (
-    MIB,
     annotate,
     bind,
     create_by_hand,
@@ -47,20 +43,14 @@ from tests.peers.lab.pods import (
     PODS,
     a_container,
     a_pod,
-    annotations_of,
     as_seen,
-    create,
-    delete,
     gpu_of,
     key,
     name_of,
     phase_of,
     run,
     status_of,
-    stray,
     telling,
-    until_bind_phase,
-    until_deleted,
     until_failed,
     until_phase,
     until_running,
@@ -69,7 +59,6 @@ from tests.peers.lab.pods import (
     up_at,
 )
 from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, refused
-from tests.peers.lab.space import until
 
 UNCONTROLLED = a_container(env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])
 SIDECAR = a_container("proxy", memory=1500, cores=5, restartPolicy="Always")
@@ -134,16 +123,6 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
     assert wanted == counted(requests)
 
 
-async def test_a_pod_whose_init_container_alone_has_a_gpu_is_refused_with_the_setting(cluster):
-    await cluster.start_registered_agent("--unlocked-pods", "strict")
-    await create(cluster, INIT_ONLY)
-    status = await until_failed(cluster, "init-only")
-    await until_bind_phase(cluster, "init-only", annotations.PHASE_FAILED)
-
-    assert "UnexpectedAdmissionError" == status["reason"]
-    assert "choose another allocation.unlockedPods" in status["message"]
-
-
 @pytest.mark.parametrize("policy", ["scheduled", "unique"])
 async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, policy):
     flags = ("--unlocked-pods", policy) if policy == "unique" else ()
@@ -154,19 +133,6 @@ async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster,
         await until_settled(cluster, name)
         assert expected_inside(cluster, name) == await seen_inside(cluster, name)
     assert [] == agent.events("alloc.refused")
-
-
-async def test_no_more_is_given_than_was_requested_whatever_the_annotation_says(cluster, agent):
-    """Its tenant edits it between the bind and the kubelet's request."""
-    for name, amounts in (("more", (3001, 10)), ("all", (0, 10)), ("free", (3000, 0))):
-        with frozen(cluster.kubelet.part):
-            await place(cluster, a_pod(name), [[share(cluster, 0)]])
-            await annotate(cluster, name, [[share(cluster, 0, *amounts)]])
-        status = await until_failed(cluster, name)
-        assert "requests 3000 MiB and 10 % of the compute" in status["message"]
-        assert "[HA-3007]" in status["message"]
-        await until_unlocked(cluster)
-    assert 3 == len(agent.events("alloc.refused"))
 
 
 def _annotated(cluster: Cluster, names: list[str]) -> dict[str, set[str]]:
@@ -292,7 +258,6 @@ async def test_pods_with_an_init_container_without_gpus_are_served_as_the_schedu
 # The node lock beside a real kubelet: who is served, who is refused, and when it comes free.
 
 RELEASE_BOUND = 5.0
-GONE_BOUND = 35.0
 
 
 async def was_given(cluster, name, container="main"):
@@ -300,13 +265,6 @@ async def was_given(cluster, name, container="main"):
     await until_told(cluster, name)
     seen = told_environment(cluster, name, container)
     return seen.get("NVIDIA_VISIBLE_DEVICES"), seen.get("CUDA_DEVICE_MEMORY_LIMIT_0")
-
-
-async def sees(agent, name, event):
-    def seen():
-        return any(line.get("pod") == name for line in agent.events(event))
-
-    await until(seen, 20.0, agent.part.tail)
 
 
 async def run_next(cluster, name="next", index=7):
@@ -333,89 +291,6 @@ async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(
     over = cluster.pods.when(key("rejected"), lambda pod: phase_of(pod) == "Failed", since=began)
     table.hold("lock of a rejected pod: released", freed - over, RELEASE_BOUND)
     await run_next(cluster)
-
-
-async def test_the_lock_of_an_owner_that_nobody_saw_goes_when_it_stood_for_long_whatever_its_stamp(
-    cluster, agent, table
-):
-    await lock(cluster, "gone", age=-3600.0)
-    began = asyncio.get_running_loop().time()
-
-    await until_unlocked(cluster, 90.0)
-    took = asyncio.get_running_loop().time() - began
-
-    assert UNCLAIMED.total_seconds() - 1.0 < took
-    table.hold("lock of an owner nobody saw: released", took, 35.0)
-
-
-async def test_the_lock_of_an_owner_deleted_while_the_agent_was_away_goes_after_its_start(
-    cluster, agent, table
-):
-    await agent.part.kill()
-    with frozen(cluster.kubelet.part):
-        await place(cluster, a_pod("gone"), [[share(cluster, 0)]])
-        await delete(cluster, "gone", grace=0)
-        await until_deleted(cluster, "gone")
-    await lock(cluster, "gone")
-    began = asyncio.get_running_loop().time()
-
-    await cluster.start_registered_agent(name="afterwards")
-
-    await until_unlocked(cluster, 90.0)
-    took = asyncio.get_running_loop().time() - began
-    table.hold("lock of an owner deleted unseen: released", took, 40.0)
-    await run_next(cluster)
-
-
-@pytest.mark.parametrize("lost", ["forgotten", "terminating"])
-async def test_a_pod_deleted_between_bind_and_allocate_takes_no_share_with_it(
-    cluster, agent, table, lost
-):
-    grace = 0 if lost == "forgotten" else 30
-    with frozen(cluster.kubelet.part):
-        await place(
-            cluster, a_pod(lost, terminationGracePeriodSeconds=grace), [[share(cluster, 0)]]
-        )
-        await delete(cluster, lost, grace=grace)
-        began = asyncio.get_running_loop().time()
-        if lost == "forgotten":
-            await until_unlocked(cluster, 60.0)
-            took = asyncio.get_running_loop().time() - began
-            table.hold("lock of a deleted pod, kubelet frozen: released", took, GONE_BOUND)
-
-    await until_deleted(cluster, lost)
-    await until_unlocked(cluster, 60.0)
-    await run_next(cluster)
-
-    answered = [line["pod"] for line in agent.events("alloc.answered")]
-    refused = [(line["gate"], lost in line["reason"]) for line in agent.events("alloc.refused")]
-    if lost == "forgotten":
-        assert ["next"] == answered
-        assert refused in ([], [("HA-2003", True)])
-        table.add("Allocate for a pod deleted with grace 0: asked", len(refused), unit="")
-    else:
-        assert not refused
-        assert answered in (["next"], [lost, "next"])
-        table.add("Allocate for a pod deleted with grace 30: asked", len(answered) - 1, unit="")
-
-
-async def test_a_pod_of_the_same_name_as_one_deleted_before_allocate_gets_its_own_share(
-    cluster, agent
-):
-    # A StatefulSet's next pod bears the name of the last one. The kubelet may ask for that one,
-    # too: it hears the next one's answer, and ends.
-    mine = share(cluster, 5, 2000)
-    successor = telling(cluster, a_pod("twin", a_container(memory=2000)))
-    with frozen(cluster.kubelet.part):
-        await place(cluster, telling(cluster, a_pod("twin")), [[share(cluster, 0)]])
-        await delete(cluster, "twin", grace=0)
-        await until_unlocked(cluster, 60.0)
-        await place(cluster, successor, [[mine]])
-
-    await until_running(cluster, "twin")
-    await until_unlocked(cluster)
-    assert (mine.uuid, "2000m") == await was_given(cluster, "twin")
-    assert [] == agent.events("alloc.refused")
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
@@ -447,138 +322,4 @@ async def test_a_lock_handed_over_gives_neither_pod_the_share_of_the_other(clust
         assert key(second) in message
 
 
-@pytest.mark.parametrize("claims", [False, True], ids=["bare", "claiming"])
-async def test_a_stray_pod_is_refused_and_the_owner_of_the_lock_is_served(cluster, agent, claims):
-    mine = share(cluster, 2, 4000)
-    with frozen(cluster.kubelet.part):
-        lone = await create_by_hand(cluster, stray(telling(cluster, a_pod("stray"))))
-        if claims:
-            await annotate(cluster, "stray", [[mine]])
-        made = lone["metadata"]["creationTimestamp"]
-        owner = telling(cluster, a_pod("owner", a_container(memory=4000)))
-        while (await create_by_hand(cluster, owner))["metadata"]["creationTimestamp"] == made:
-            await delete(cluster, "owner", grace=0)  # the older is admitted first
-        await annotate(cluster, "owner", [[mine]])
-        await lock(cluster, "owner")
-        await bind(cluster, "owner")
-
-    status = await until_failed(cluster, "stray")
-    assert "UnexpectedAdmissionError" == status["reason"]
-    assert "Pod default/stray asks for GPUs" in status["message"]
-    assert "default/owner" in status["message"]
-    assert "[HA-2004]" in status["message"]
-    await until_running(cluster, "owner")
-    await until_bind_phase(cluster, "owner", annotations.PHASE_SUCCESS)
-    await until_unlocked(cluster)
-    assert (mine.uuid, "4000m") == await was_given(cluster, "owner")
-    if claims:
-        await until_bind_phase(cluster, "stray", annotations.PHASE_FAILED)
-    assert annotations.PHASE_SUCCESS == annotations_of(cluster, "owner")[annotations.BIND_PHASE]
-
-
-async def test_a_pod_that_was_created_with_its_node_takes_over_no_lock_of_its_name(cluster, agent):
-    mine = share(cluster, 2, 4000)
-    with frozen(cluster.kubelet.part):
-        await place(cluster, a_pod("heir"), [[share(cluster, 0)]])
-        await delete(cluster, "heir", grace=0)
-        await until_deleted(cluster, "heir")
-        await create_by_hand(cluster, stray(a_pod("heir")))
-        await annotate(cluster, "heir", [[mine]])
-        assert await lock_held(cluster)
-
-    status = await until_failed(cluster, "heir")
-    assert "without spec.nodeName" in status["message"]
-    assert "[HA-2005]" in status["message"]
-    await until_unlocked(cluster, 60.0)
-    await run_next(cluster)
-
-
-async def test_what_an_answer_owes_is_paid_by_the_next_agent_though_the_pod_is_gone(
-    cluster, agent, table
-):
-    server, pod = cluster.plane.apiserver, a_pod("answered")
-    pod["metadata"]["generateName"] = "answered"  # a name that returns must be looked at
-    with frozen(agent.part):
-        await place(cluster, pod, [[share(cluster, 0)]])
-        await until_taken_up(cluster, "answered")
-        server.freeze()
-    await sees(agent, "answered", "alloc.answered")
-    await agent.part.kill()
-    await server.kill()  # with the agent's writes that it has not read
-    await server.start()
-    await cluster.plane.until_ready()
-    assert await lock_held(cluster)
-    await delete(cluster, "answered", grace=0)
-    began = asyncio.get_running_loop().time()
-
-    await cluster.start_registered_agent(name="next")
-
-    await until_unlocked(cluster)
-    took = asyncio.get_running_loop().time() - began
-    table.hold("lock owed by a killed agent: released", took, RELEASE_BOUND)
-    await run_next(cluster)
-
-
 # Beside a real kubelet: pods without a lock, and a node without HAMi-core.
-
-
-async def test_pods_without_a_lock_at_once_get_their_own_shares_with_unique(cluster):
-    """Two bound back to back: the witness leaves one at a time, so none is guessed."""
-    await cluster.start_registered_agent("--unlocked-pods", "unique")
-    shares = {name: share(cluster, index) for name, index in (("one", 3), ("two", 4))}
-    for name, mine in shares.items():
-        first = a_container("prepare", script="true")
-        pod = a_pod(name, a_container(gpus=0), inits=(first,))
-        await create_by_hand(cluster, telling(cluster, pod))
-        await annotate(cluster, name, [[mine], []])
-    for name in shares:
-        await bind(cluster, name)
-
-    for name, mine in shares.items():
-        await until_running(cluster, name)
-        await until_told(cluster, name)
-        seen = told_environment(cluster, name, "prepare")
-        assert mine.uuid == seen["NVIDIA_VISIBLE_DEVICES"]
-        assert f"{MIB}m" == seen["CUDA_DEVICE_MEMORY_LIMIT_0"]
-        await until_bind_phase(cluster, name, annotations.PHASE_SUCCESS)
-
-
-async def test_a_pod_without_a_lock_that_hamis_scheduler_did_not_bind_is_refused(cluster, agent):
-    """One names its node itself, another one is bound by somebody else; both are annotated."""
-    inits, mine = (a_container("prepare", script="true"),), share(cluster, 3)
-    pods = [a_pod(name, a_container(gpus=0), inits=inits) for name in ("strayed", "by-others")]
-    with frozen(cluster.kubelet.part):
-        await create_by_hand(
-            cluster, stray(pods[0]) | {"spec": pods[0]["spec"] | {"nodeName": NODE}}
-        )
-        await create_by_hand(cluster, pods[1])
-        for pod in pods:
-            await annotate(cluster, pod["metadata"]["name"], [[mine], []])
-        await bind(cluster, "by-others")
-
-    for name, why in (("strayed", "spec.nodeName"), ("by-others", "another scheduler bound it")):
-        message = (await until_failed(cluster, name))["message"]
-        assert why in message
-        assert "[HA-2005]" in message
-    assert 2 == len(agent.events("alloc.refused"))
-
-
-async def test_without_hami_core_nothing_is_offered_and_nothing_takes_its_place(cluster, agent):
-    """A pod that is bound here all the same is rejected, by the agent or by the kubelet itself."""
-    library = cluster.hook / "libvgpu.so"
-    content = library.read_bytes()
-    library.unlink()
-    try:
-        await until_allocatable(cluster, 0)
-        await place(cluster, a_pod("early"), [[share(cluster, 0)]])
-        await until_failed(cluster, "early")
-        assert not library.exists()
-    finally:
-        library.write_bytes(content)
-    await until_allocatable(cluster, 80)
-    await until_unlocked(cluster)
-
-    await place(cluster, a_pod("later"), [[share(cluster, 0)]])
-
-    await until_running(cluster, "later")
-    assert agent.events("alloc.answered")

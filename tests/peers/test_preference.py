@@ -4,9 +4,8 @@ import pytest_asyncio
 
 from tests.peers.lab.faces import readings
 from tests.peers.lab.grants import told_environment
-from tests.peers.lab.node_state import gpu_uuids, until_unlocked
-from tests.peers.lab.nodes import frozen
-from tests.peers.lab.placement import place, share, until_taken_up
+from tests.peers.lab.node_state import until_unlocked
+from tests.peers.lab.placement import place, share
 from tests.peers.lab.pods import a_container, a_pod, gpus_held, telling, until_running, until_told
 
 WANTED = {
@@ -49,32 +48,3 @@ async def test_the_ids_of_a_pod_are_of_the_gpus_that_the_annotation_names(cluste
             assert gpus == sorted(environment["NVIDIA_VISIBLE_DEVICES"].split(","))
     assert 0 == (await readings(agent))["hami_agent_allocation_drifted"]
     assert not agent.events("alloc.refused")
-
-
-async def test_a_gpu_of_which_few_slices_are_left_is_still_the_one_that_is_booked(cluster):
-    agent = await cluster.start_registered_agent("--split-count", "3", slices=24)
-    uuid = gpu_uuids(cluster)[4]
-
-    for number in range(3):
-        name = f"on-four-{number}"
-        await place(cluster, a_pod(name), [[share(cluster, 4)]])
-        await until_running(cluster, name)
-        await until_unlocked(cluster)
-        assert {"main": [uuid]} == await gpus_held(cluster, name)
-    assert 0 == (await readings(agent))["hami_agent_allocation_drifted"]
-
-
-async def test_the_kubelet_is_steered_also_when_it_asks_before_the_agent_has_seen_the_pod(cluster):
-    agent = await cluster.start_registered_agent()
-    wanted = {f"late-{index}": index for index in (6, 3, 7)}
-
-    for name, index in wanted.items():
-        with frozen(agent.part):
-            await place(cluster, a_pod(name), [[share(cluster, index)]])
-            await until_taken_up(cluster, name)
-        await until_running(cluster, name)
-        await until_unlocked(cluster)
-
-    held = {name: await gpus_held(cluster, name) for name in wanted}
-    uuids = gpu_uuids(cluster)
-    assert {name: {"main": [uuids[index]]} for name, index in wanted.items()} == held

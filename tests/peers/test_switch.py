@@ -1,6 +1,6 @@
 """From HAMi's device plugin to the agent under pods that run: none loses its share, or is oversold.
 
-HAMi's plugin is a stand-in of ours; see lab/hami_plugin.py.
+HAMi's plugin is a stand-in of ours; see lab/switch.py.
 """
 
 import asyncio
@@ -9,41 +9,27 @@ import pytest
 
 from agent import cluster as annotations
 from agent.allocate.edits import LOCK_DIRECTORY
-from agent.model import GpuUuid
 from agent.reconcile import PERIOD
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.grants import (
     environment_bytes,
     expected_inside,
-    grants,
     oversold,
     seen_inside,
     seen_mounts,
     told_environment,
 )
-from tests.peers.lab.node_state import (
-    gpu_uuids,
-    node_of,
-    notes_of,
-    until_allocatable,
-    until_unlocked,
-)
+from tests.peers.lab.node_state import node_of, until_allocatable
 from tests.peers.lab.nodes import dies
-from tests.peers.lab.placement import lock, now, place, share, wall
+from tests.peers.lab.placement import wall
 from tests.peers.lab.pods import (
-    PODS,
-    a_container,
-    a_pod,
     a_telling_pod,
-    as_seen,
     delete,
     lives_of,
     run,
     run_shapes,
     until_deleted,
-    until_failed,
-    until_running,
     until_settled,
     until_told,
 )
@@ -52,17 +38,13 @@ from tests.peers.lab.switch import (
     BACK,
     MANAGER,
     WITHIN,
-    allocated,
     booked,
     hand_over,
     lock_directory,
     offers,
     promised,
     until_adopted,
-    until_serving,
 )
-
-LARGE = a_container(memory=21560)
 
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
@@ -86,22 +68,6 @@ async def test_pods_run_on_and_the_agent_has_their_shares(cluster, theirs, table
     assert before == lives_of(cluster, names)
     assert {} == oversold(cluster)
     assert [] == agent.events("ledger.mismatch") + agent.events("ledger.kept_unread")
-
-
-async def test_a_new_pod_gets_no_more_than_what_those_before_leave(cluster, theirs):
-    await run(cluster, a_telling_pod(cluster, "before", memory=60000))
-    await until_settled(cluster, "before")
-    (held,) = grants(as_seen(cluster, "before"))["main"]
-    agent, _ = await hand_over(cluster, theirs)
-    await until_adopted(cluster, agent, ["before"])
-
-    gpu = gpu_uuids(cluster).index(GpuUuid(held.uuid))
-    await place(cluster, a_pod("greedy", LARGE), [[share(cluster, gpu, memory=21560)]])
-
-    assert "[HA-4003]" in (await until_failed(cluster, "greedy"))["message"]
-    await until_unlocked(cluster)
-    await place(cluster, a_pod("modest", LARGE), [[share(cluster, gpu, memory=21559)]])
-    await until_running(cluster, "modest")
 
 
 def told(cluster, name):
@@ -137,26 +103,6 @@ async def test_a_container_that_dies_starts_again_as_it_was(cluster, theirs):
     assert {} == oversold(cluster)
 
 
-async def test_the_lock_of_a_pod_that_it_left_halfway_is_released(cluster, theirs):
-    await run(cluster, a_telling_pod(cluster, "halfway"))
-    await until_settled(cluster, "halfway")
-    await theirs.kill()
-    noted = notes_of(as_seen(cluster, "halfway"))
-    unsettled = {
-        annotations.TO_ALLOCATE: noted[annotations.ALLOCATED],
-        annotations.BIND_PHASE: annotations.PHASE_ALLOCATING,
-    }
-    await cluster.api.patch(f"{PODS}/halfway", {"metadata": {"annotations": unsettled}})
-    await lock(cluster, "halfway", age=float(now().timestamp()) - int(noted[annotations.BIND_TIME]))
-
-    agent = await cluster.start_agent()
-    await until_adopted(cluster, agent, ["halfway"])
-
-    await until_unlocked(cluster)
-    await run(cluster, a_telling_pod(cluster, "next"))
-    assert expected_inside(cluster, "next") == await seen_inside(cluster, "next")
-
-
 # HAMi's device plugin beside the agent, and the way back to it, as it is and as it goes wrong.
 
 
@@ -174,7 +120,7 @@ async def test_beside_it_the_agent_refuses_to_serve_and_disturbs_nobody(cluster,
     assert await offers(cluster, 80)
     await run(cluster, a_telling_pod(cluster, "later"))
     await until_settled(cluster, "later")
-    assert ["served", "later"] == allocated(theirs)
+    assert ["served", "later"] == theirs.pods
 
 
 async def test_one_that_comes_beside_the_agent_is_told_and_outlived(cluster, theirs):
@@ -184,7 +130,7 @@ async def test_one_that_comes_beside_the_agent_is_told_and_outlived(cluster, the
     await until(lambda: bool(agent.events("registration.rival")), WITHIN, agent.part.tail)
     await run(cluster, a_telling_pod(cluster, "theirs"))
     await until_settled(cluster, "theirs")
-    assert ["theirs"] == allocated(theirs)
+    assert ["theirs"] == theirs.pods
 
     await theirs.kill()
 
@@ -217,7 +163,7 @@ async def test_the_way_back_loses_nothing_either(cluster, theirs, table):
 
     assert living == lives_of(cluster, [*before, *ours])
     assert held.items() <= (await cluster.kubelet.held(RESOURCE)).items()
-    assert ["hami-1", "hami-2"] == allocated(theirs)
+    assert ["hami-1", "hami-2"] == theirs.pods
     inside = environment_bytes(cluster, "ours-1")
     await dies(cluster, "ours-1")
     assert inside == environment_bytes(cluster, "ours-1")
@@ -244,17 +190,3 @@ def writers(cluster):
         for one in node_of(cluster)["metadata"]["managedFields"]
         if field in one["fieldsV1"].get("f:metadata", {}).get("f:annotations", {})
     ]
-
-
-async def test_started_before_the_agent_ends_it_must_be_started_again(cluster, theirs):
-    await theirs.stop()
-    agent = await cluster.start_registered_agent()
-    await theirs.start()
-    await until(lambda: bool(agent.events("registration.rival")), WITHIN, agent.part.tail)
-
-    await agent.part.stop()
-
-    await until_answer(lambda: offers(cluster, 0), WITHIN, theirs.tail)
-    await theirs.stop()
-    await theirs.start()
-    await until_serving(cluster, theirs)

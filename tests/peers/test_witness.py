@@ -1,17 +1,23 @@
-"""What the agent believes of the kubelet at the moment of a call, seen from inside the call.
+"""What a kubelet tells of a pod at the moment of a call, seen from inside the call.
 
-Each test runs against the real kubelet, and with the same words against the model of it, as far as
-the model has it. A panic of kubelet 1.36 through overlapping calls is never provoked here.
+Each test runs against the real kubelet and, as far as it has the rule, against the model of it. A
+panic of kubelet 1.36 through overlapping calls is never provoked here.
 """
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.wire.v1 import GetPodResourcesRequest
+from tests.peers.lab.identities import NODE
 from tests.peers.lab.nodes import first
+from tests.peers.lab.pods import NAMESPACE, a_pod, stray
 
 REFUSAL = GRPCError(Status.FAILED_PRECONDITION, "test refusal, second sentence. [HA-3f9c]")
 NONE: frozenset[str] = frozenset()
@@ -146,40 +152,6 @@ async def test_an_unknown_pod_is_answered_with_code_unknown(node):
     assert (Status.UNKNOWN, text) == (caught.value.status, caught.value.message)
 
 
-async def test_allocate_follows_the_preference_with_the_very_id(node):
-    async with node.plugin() as plugin:
-        plugin.choose(lambda available, _required, _count: [max(available)])
-        await node.come_back(plugin)
-        await node.create("p", node.container("a"), node.container("b"))
-        await running(node, "p")
-
-        assert [
-            ("prefer", {"g3"}),
-            ("allocate", {"g3"}),
-            ("prefer", {"g2"}),
-            ("allocate", {"g2"}),
-        ] == [(call.kind, call.ids) for call in plugin.calls]
-
-
-async def test_an_init_containers_id_is_used_again_without_a_preference(node):
-    async with node.plugin() as plugin:
-        plugin.choose(first)
-        await node.come_back(plugin)
-        plugin.look = views(node, "p")
-        await node.create("p", node.container("c1"), node.container("c2"), inits=(node.init(),))
-        await running(node, "p")
-
-        assert [("prefer", "g0"), ("allocate", "g0"), ("allocate", "g0"), *both("g1")] == [
-            (call.kind, *call.ids) for call in plugin.calls
-        ]
-        lacking = {"p": {"c1": NONE, "c2": NONE}}
-        assert [lacking] * 3 == [call.found for call in plugin.calls[:3]]
-
-
-def both(device: str) -> list[tuple[str, str]]:
-    return [("prefer", device), ("allocate", device)]
-
-
 async def test_questions_are_answered_while_a_preference_and_an_allocate_are_held(node):
     async with node.plugin() as plugin:
         plugin.choose(first)
@@ -251,20 +223,6 @@ async def test_two_pods_of_one_name_look_the_same_to_get(node):
         assert {"main": NONE} == plugin.calls[1].found["p"]
 
 
-async def test_get_lists_every_resource(node):
-    other = node.resource + "-too"
-    async with node.plugin() as plugin, node.plugin(resource=other, name="o.sock") as second:
-        plugin.look = second.look = views(node, "p")
-        both_kinds = node.container()
-        both_kinds["resources"]["limits"][other] = "1"
-        await node.create("p", both_kinds)
-        await running(node, "p")
-
-        earlier, later = sorted((*plugin.calls, *second.calls), key=lambda call: call.at)
-        assert {"p": {"main": NONE}} == earlier.found
-        assert {"p": {"main": earlier.ids}} == later.found, "the other's id, ours is yet to come"
-
-
 async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
     async with node.plugin(count=2) as plugin:
         plugin.choose(first)
@@ -286,21 +244,6 @@ async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
         (available, _, _) = plugin.preferred[-1]
         assert {"g0", "g1"} == set(available), "a running pod holds one of them"
         assert 3 == len(plugin.asked)
-
-
-@real_only
-@pytest.mark.parametrize("why", ["OutOfcpu", "SysctlForbidden"])
-async def test_too_much_cpu_is_asked_for_and_a_forbidden_sysctl_is_not(node, why):
-    async with node.plugin() as plugin:
-        spec: dict[str, object] = {}
-        container = node.container()
-        if why == "OutOfcpu":
-            container["resources"]["limits"]["cpu"] = "64"
-        else:
-            sysctl = {"name": "kernel.msgmax", "value": "65536"}
-            spec = {"securityContext": {"sysctls": [sysctl]}, "hostNetwork": False}
-        assert why == (await node.fails("p", container, **spec))["reason"]
-        assert (1 if why == "OutOfcpu" else 0) == len(plugin.asked)
 
 
 async def test_the_sockets_identity_tells_a_new_kubelet_by_its_change_time(node, table):
@@ -333,3 +276,70 @@ async def test_a_rejection_right_after_the_kubelets_start_is_told_ten_seconds_af
 
         await node.until_phase("early", "Failed")
         table.add("a rejection in the kubelet's first second is told", loop.time() - begun)
+
+
+# Static pods, which the kubelet admits before anybody else hears of them: the real kubelet only.
+#
+# The model has no static pods: all that it hosts comes from its store.
+
+
+class StaticPods:
+    """A directory of the kubelet's for static pods."""
+
+    def __init__(self, node, directory: Path) -> None:
+        self.node = node
+        self.directory = directory
+
+    def write(self, name: str) -> None:
+        pod = stray(a_pod(self.node.known_as(name), self.node.container()))
+        whole = self.directory / f".{name}"
+        whole.write_text(json.dumps(pod))
+        whole.rename(self.directory / f"{name}.json")
+
+    def remove(self, name: str) -> None:
+        (self.directory / f"{name}.json").unlink()
+
+    def mirror(self, name: str) -> str:
+        return f"{self.node.known_as(name)}-{NODE}"
+
+    def is_known(self, name: str) -> bool:
+        return f"{NAMESPACE}/{self.mirror(name)}" in self.node.cluster.pods.objects
+
+    async def held(self, name: str) -> dict[str, int] | None:
+        found = await self.node.resources.find(NAMESPACE, self.mirror(name))
+        return None if found is None else {c.name: len(c.devices) for c in found.containers}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def static_pods(node) -> AsyncIterator[StaticPods]:
+    kubelet, runtime = node.cluster.kubelet, node.cluster.runtime
+    directory = node.cluster.root / "static"
+    directory.mkdir(exist_ok=True)
+    kubelet.configure(runtime.socket, staticPodPath=str(directory), fileCheckFrequency="1s")
+    await node.restart()
+    yield StaticPods(node, directory)
+    await node.kill()
+    kubelet.configure(runtime.socket)
+    await node.start()
+
+
+@pytest.mark.parametrize("place", ["real"], indirect=True)
+async def test_a_static_pod_is_asked_for_before_the_api_knows_it(node, static_pods):
+    async with node.plugin() as plugin:
+        plugin.script.refusals.append(REFUSAL)
+        static_pods.write("refused")
+        await node.until(lambda: plugin.asked, "no Allocate")
+        # In a kubelet's first seconds a refused one has a mirror pod all the same.
+        await node.stays(lambda: len(plugin.asked) == 1, "the refused one is asked for again", 3.0)
+        static_pods.remove("refused")
+
+        plugin.hold()
+        static_pods.write("p")
+        await node.until(lambda: len(plugin.asked) == 2, "no Allocate, or the refused one again")
+        assert not static_pods.is_known("p")
+        assert {"main": 0} == await static_pods.held("p")
+        plugin.let_go()
+        await node.until(lambda: static_pods.is_known("p"), "no mirror pod")
+        assert {"main": 1} == await static_pods.held("p")
+        static_pods.remove("p")
+        await node.until(lambda: not static_pods.is_known("p"), "the mirror pod stays")

@@ -1,6 +1,6 @@
 """What the API server model does that no test compares with the original, and its faults.
 
-`tests/peers/test_apiserver_*.py` ask the model and the original the same.
+`tests/peers/test_apiserver.py` asks the model and the original the same.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from agent.sandbox.apiserver_requests import strategic_merge_patch
 from agent.sandbox.store import KINDS, GoneError, Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
+from tests.peers.lab.api import Api
 from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.servers import (
     FREE_POD,
@@ -22,7 +23,6 @@ from tests.peers.lab.servers import (
     OWN_POD,
     PODS,
     Server,
-    User,
     marks,
     model_server,
     plain_pod,
@@ -95,7 +95,7 @@ async def test_a_watch_gets_a_bookmark_each_minute_and_two_seconds_before_its_en
 async def test_kubectl_finds_what_there_is_by_the_token_in_the_path(server: Server) -> None:
     assert server.model is not None
     table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
-    user = User(server.model.url, "", None)
+    user = Api(server.model.url, "", None)
 
     async def get(path: str) -> Json:
         return await user.have("GET", f"/as/t-admin{path}", accept=table)

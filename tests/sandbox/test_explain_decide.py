@@ -219,16 +219,7 @@ def test_of_a_repeated_event_the_condition_has_what_the_last_attempt_said():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (-3, "0 s"),
-        (59, "59 s"),
-        (119, "119 s"),
-        (120, "2 min"),
-        (3700, "1 h 1 min"),
-        (90_000, "1 d 1 h"),
-        (86_400 * 3 + 59, "3 d"),
-        (7_200, "2 h"),
-    ],
+    [(-3, "0 s"), (119, "119 s"), (120, "2 min"), (3700, "1 h 1 min"), (86_400 * 3 + 59, "3 d")],
 )
 def test_a_duration_has_its_greatest_units(seconds: float, text: str):
     assert text == span(seconds)

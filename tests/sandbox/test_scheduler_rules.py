@@ -17,6 +17,7 @@ from agent.sandbox.scheduler.model import (
     RegisteredNode,
     SchedulerSettings,
     Steering,
+    parse_quantity,
     read_steering,
 )
 from agent.sandbox.scheduler.registry import Registry, Version, read_offer
@@ -29,6 +30,13 @@ from tests.fakes.scheduler_cluster import REGISTER, FakeCluster, register_of, sc
 from tests.fakes.scheduler_vectors import build_pod
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("5", 5), ("2Ki", 2048), ("2000m", 2), ("1.5", None), ("", None)]
+)
+def test_a_quantity_is_a_whole_number_or_nothing(text: str, number: int | None) -> None:
+    assert number == parse_quantity(text)
 
 
 def placed(*ends: int | None, **metadata: str) -> dict[str, object]:
@@ -376,6 +384,7 @@ V7, V8, V9, V10 = Version
                 (GOOD, stamped("Requesting", 60), "10", DROPPED, None),
                 (GOOD, stamped("Deleted", 600), "10", "", None),
                 (GOOD, "Reported y", "10", ASKED, True),
+                (GOOD, "Requesting_soon", "10", DROPPED, None),
             ],
         ),
         # 2.8 reads again when the count changed, and for no other reason.

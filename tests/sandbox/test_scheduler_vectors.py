@@ -14,12 +14,7 @@ from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import json_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.filter import filter_pod
-from agent.sandbox.scheduler.model import (
-    RegisteredNode,
-    SchedulerSettings,
-    pod_requests,
-    read_steering,
-)
+from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings, read_steering
 from agent.sandbox.scheduler.registry import NodeSighting, Registry, check_node, read_offer
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, placement_patch
@@ -211,24 +206,6 @@ def test_the_filter_answers_as_hami(case_id: str) -> None:
         stamped = patch | {"hami.io/vgpu-time": "1787293239"}
         assert stamped == written["annotations"]
         assert expected["patched_labels"] == written["labels"]
-
-
-@pytest.mark.parametrize("case_id", MODELLED)
-def test_the_requests_are_read_as_hami_reads_them(case_id: str) -> None:
-    case = FILTER_CASES[case_id]
-
-    requests = pod_requests(build_pod(case["pod"]), build_settings(case))
-
-    assert case["expect"]["requests"] == [
-        request
-        and {
-            "coresreq": request.core_percent,
-            "mempercentage": request.memory_percent,
-            "memreq": request.memory_mib,
-            "nums": request.count,
-        }
-        for request in requests
-    ]
 
 
 SORTED = [

@@ -21,66 +21,45 @@ JOLT = 1.1
 """The same after a moment in which all watches are lost: 5,500 of 5,000 nodes."""
 
 
-async def after(happens, nodes):
-    """What follows a disturbance: the most requests in one second and all, for each node."""
-    seconds: Counter[int] = Counter()
-    async with open_fleet(nodes, seconds) as fleet:
-        await asyncio.sleep(1800)
-        await happens(fleet)
-        seconds.clear()
-        await asyncio.sleep(60)
-    return max(seconds.values()) / nodes, seconds.total() / nodes
+async def disturbed(fleet, *, seconds=0.0, forgets=False, news=False):
+    """A server that is away for so long; 0: all watches end, as at a stop that hands over."""
+    if news:
+        fleet.change_gpus()
+    if seconds:
+        await fleet.outage(seconds, forgets=forgets)
+    else:
+        fleet.end_watches()
 
 
-async def an_outage(fleet):
-    await fleet.outage(AWAY)
-
-
-async def an_outage_with_news(fleet):
-    fleet.change_gpus()
-    await fleet.outage(AWAY, forgets=True)
-
-
-async def a_stop_that_hands_over(fleet):
-    fleet.end_watches()
-
-
-async def a_cut(fleet):
-    await fleet.outage(0.01)
-
-
-async def a_fast_restart(fleet):
-    await fleet.outage(0.01, forgets=True)
-
-
-async def a_slow_restart_with_news(fleet):
-    fleet.change_gpus()
-    await fleet.outage(5.0)
+SLOW = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize(
-    ("happens", "requests"),
-    [(a_stop_that_hands_over, 2), (a_cut, 2), (a_fast_restart, 4), (a_slow_restart_with_news, 3)],
+    ("happens", "nodes", "most", "requests"),
+    [
+        ({}, 100, JOLT, 2),
+        ({"seconds": 0.01}, 100, JOLT, 2),
+        ({"seconds": 0.01, "forgets": True}, 100, JOLT, 4),
+        ({"seconds": 5.0, "news": True}, 100, JOLT, 3),
+        pytest.param({"seconds": AWAY}, 500, RETURN, 3, marks=SLOW),
+        pytest.param({"seconds": AWAY, "forgets": True, "news": True}, 500, RETURN, 4, marks=SLOW),
+    ],
+    ids=["a stop", "a cut", "a restart", "a restart with news", "an outage", "one with news"],
 )
-async def test_what_ends_all_watches_at_once_brings_the_nodes_back_one_after_the_other(
-    happens, requests
+async def test_what_ends_all_watches_brings_the_nodes_back_one_after_the_other(
+    happens, nodes, most, requests
 ):
-    peak, total = await after(happens, nodes=200)
+    """`most`: requests of a node in the busiest second; `requests`: in the minute after it."""
+    seconds: Counter[int] = Counter()
+    async with open_fleet(nodes, seconds) as fleet:
+        await asyncio.sleep(1800)
+        await disturbed(fleet, **happens)
+        seconds.clear()
+        await asyncio.sleep(60)
 
-    assert peak <= JOLT, peak
-    assert requests == pytest.approx(total, abs=0.5)  # each minute some watches end by themselves
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("happens", "requests"), [(an_outage, 3), (an_outage_with_news, 4)])
-async def test_after_ten_minutes_without_an_api_server_the_nodes_come_back_spread(
-    happens, requests
-):
-    peak, total = await after(happens, nodes=500)
-
-    assert peak <= RETURN, peak
-    assert requests == pytest.approx(total, abs=0.5)
+    assert max(seconds.values()) <= most * nodes
+    # Each minute some watches end by themselves.
+    assert requests == pytest.approx(seconds.total() / nodes, abs=0.5)
 
 
 def test_5000_nodes_with_a_report_that_failed_come_back_below_1000_requests_a_second():

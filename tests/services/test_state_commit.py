@@ -21,7 +21,7 @@ from agent.state import (
 )
 from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
 from tests.fakes.clock import ManualClock
-from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.disk import GatedDisk
 from tests.services.at_work import at_work
 
 
@@ -49,6 +49,19 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
         disk.crash()
         assert service.ledger.value == decode_state(await disk.content(CURRENT)).ledger
         assert 1 == service.generation
+
+
+async def test_ten_changes_at_once_need_two_writes():
+    disk = GatedDisk(shut=True)
+    async with a_service(disk) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.commit(putting(0)))
+        await asyncio.sleep(0.01)
+        for number in range(1, 10):
+            group.create_task(service.commit(putting(number)))
+        await asyncio.sleep(0.01)
+        disk.gate.set()
+
+    assert (2, 10) == (disk.writes, len(service.ledger.value.rows))
 
 
 async def test_a_change_that_changes_nothing_is_not_written():

@@ -276,8 +276,9 @@ def explain_pod(
             gates.append(foreign_gate(world, attempt, now))
         return _story(world, [*gates, *after], None, None, now)
     admission, is_foreign = at_gate.admission_gate(world, pod, now), _is_foreign(world, pod)
-    if is_foreign or has_node:  # what was wrong when it was created blocks it no more
-        admission = _noted(admission)
+    is_over = admission.verdict is GateVerdict.BLOCKED and admission.reason != "E-DELETED"
+    if is_over and (is_foreign or has_node):  # what was wrong at first blocks it no more
+        admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
     quota = at_gate.quota_gate(world, is_refused=False)
     searched = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
     if has_node:
@@ -306,12 +307,6 @@ def explain_pod(
     allocation = at_gate.allocation_gate(world, pod, now)
     gates = [admission, quota, searched, binding, allocation, *after]
     return _story(world, gates, placement, changes, now)
-
-
-def _noted(gate: Gate) -> Gate:
-    if gate.verdict is not GateVerdict.BLOCKED or gate.reason == "E-DELETED":
-        return gate
-    return msgspec.structs.replace(gate, verdict=GateVerdict.NOTED)
 
 
 def _is_foreign(world: World, pod: JsonObject) -> bool:

@@ -24,14 +24,13 @@ from agent.sandbox.explain.story import (
     Gate,
     GateVerdict,
     agent_events,
-    agent_sentence,
+    agent_refusal,
     agent_words,
     core_words,
     last_event,
     meaning,
     mib,
     recreated,
-    refusal_id,
     status_text,
     when,
 )
@@ -213,7 +212,7 @@ def binding_gate(
     if bound := pod["spec"].get("nodeName"):
         text = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_TIME, "")
         since = ""
-        if text.isascii() and text.isdecimal() and len(text) <= len("9999999999"):
+        if re.fullmatch("[0-9]{1,10}", text):
             since = f", {when(dt.datetime.fromtimestamp(int(text), dt.UTC), now)}"
         return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(bound, 128)}{since}")
     node = world.nodes.get(chosen)
@@ -224,13 +223,12 @@ def binding_gate(
     facts = (f"last attempt {when(at, now)}: {cap(said, TEXT)}",) if said else ()
     if node is not None and annotations.MUTEX_LOCK in node.annotations:
         return _locked(world, pod, node, facts, now)
-    is_of_lock = "locked" in said or "node lock" in said
-    if said and is_of_lock and not world.snapshot.has("nodes"):
-        advice = "who may read Nodes sees the holder: `hami-agent explain` with such an account"
-        text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
-        return Gate(BINDING, GateVerdict.BLOCKED, text, "E-LOCK", advice)
-    if said and not is_of_lock and not said.startswith("find fit node"):
-        text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
+    text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
+    if "locked" in said or "node lock" in said:
+        if not world.snapshot.has("nodes"):
+            advice = "who may read Nodes sees the holder: `hami-agent explain` with such an account"
+            return Gate(BINDING, GateVerdict.BLOCKED, text, "E-LOCK", advice)
+    elif said and not said.startswith("find fit node"):
         advice = "kube-scheduler tries again; look at what the message names"
         return Gate(BINDING, GateVerdict.BLOCKED, text, "E-BIND", advice)
     if node is None:
@@ -251,23 +249,20 @@ def _locked(
     if key == (pod["metadata"].get("namespace"), pod["metadata"].get("name")):
         said = f"the pod itself holds the lock of {name} for {span(age)}"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
-    owner = (
-        f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
-        if lock.name
-        else "no pod (it names none)"
-    )
+    owner = f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
+    owner = owner if lock.name else "no pod (it names none)"
     held = f"the lock of {name} is held by {owner} for {span(age)}"
     old = "at its next attempt" if age > LOCK_TIMEOUT else f"when it is {span(LOCK_TIMEOUT)} old"
     take_over = f"HAMi's scheduler takes it over {old}"
     phases = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}
     phase = phases.get(key)
     if phase in TERMINAL:
-        gone, limit = f"that pod has ended ({phase})", span(ENDED_FREED_WITHIN)
+        said, limit = f"{held}, and that pod has ended ({phase})", span(ENDED_FREED_WITHIN)
         frees = f"its agent frees it within {limit}"
         if age > ENDED_FREED_WITHIN:
             frees = f"its agent should have freed it within {limit}: look at its pod"
         advice = f"{frees}; {take_over}; {UNLOCK.format(node=name)}"
-        return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, and {gone}", "E-LOCK", advice, facts)
+        return Gate(BINDING, GateVerdict.BLOCKED, said, "E-LOCK", advice, facts)
     if age < LONG:
         said = f"{held}; this is normal for seconds"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
@@ -288,9 +283,10 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
         texts += [event.message] if event else []
     facts = agent_words(_of_node(world, pod, node), now, node) if node else ()
     stays = " The pod stays Failed." if status.get("phase") == "Failed" else ""
-    if told := next(filter(refusal_id, texts), ""):
-        said = f"the agent refused the GPUs: {cap(agent_sentence(told), TEXT)}"
-        reason = refusal_id(told)
+    refused = ((sentence, ha) for sentence, ha in map(agent_refusal, texts) if ha)
+    sentence, reason = next(refused, ("", ""))
+    if reason:
+        said = f"the agent refused the GPUs: {cap(sentence, TEXT)}"
         advice = f"do what it says; then {recreated(pod)}" if stays else ""
         return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, advice, facts)
     if status.get("reason") == REFUSED:
@@ -438,8 +434,8 @@ def _held(world: World) -> Iterator[str]:
     if view is None or not view.groups:
         return
     try:
-        pairs = pair_groups(view.groups, view.containers).items()
-        paired = [(name, shares) for name, (_, shares) in pairs]
+        pairs = pair_groups(view.groups, view.containers)
+        paired = [(name, shares) for name, (_, shares) in pairs.items()]
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
         paired = [("a container", group) for group in view.groups if group]

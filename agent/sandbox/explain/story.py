@@ -221,21 +221,16 @@ def last_attempt(snapshot: ClusterSnapshot) -> Attempt | None:
         reasons[reason] += int(count or 1)
     named = ""
     if refused_at:
-        group = [
-            event.message
-            for event in events
-            if event.reason == "FilteringFailed"
-            and event.last
-            and refused_at - event.last <= ATTEMPT
-        ]
+        failed = [one for one in events if one.reason == "FilteringFailed" and one.last]
+        group = [one.message for one in failed if refused_at - (one.last or EPOCH) <= ATTEMPT]
         group = [message for message in group if not message.startswith(_TOTAL)] or group
         reasons = reasons or Counter(reason for _, reason in _REASON.findall(" ".join(group)))
-
-        def weight(message: str) -> int:
-            return max((reasons[reason] for _, reason in _REASON.findall(message)), default=0)
-
         # The reason of most GPUs first: it is the one to read.
-        named = "; ".join(sorted(group, key=weight, reverse=True))
+        weights = {
+            one: max((reasons[each] for _, each in _REASON.findall(one)), default=0)
+            for one in group
+        }
+        named = "; ".join(sorted(group, key=weights.__getitem__, reverse=True))
         if at is None or at < refused_at:
             text, at = named, refused_at
     if text:
@@ -247,13 +242,8 @@ def last_attempt(snapshot: ClusterSnapshot) -> Attempt | None:
 
 def last_event(events: Iterable[PodEventView], *reasons: str) -> PodEventView | None:
     """The last Event with one of the reasons; among those of one time the later in the list."""
-    found: PodEventView | None = None
-    for event in events:
-        if event.reason not in reasons or event.last is None:
-            continue
-        if found is None or found.last is None or event.last >= found.last:
-            found = event
-    return found
+    dated = [event for event in events if event.reason in reasons and event.last]
+    return max(reversed(dated), key=lambda event: event.last or EPOCH, default=None)
 
 
 _GPUS: Final = re.compile(r"GPUs? [^:]*(?=: )")
@@ -265,21 +255,17 @@ def agent_events(events: Iterable[PodEventView], about: str = "") -> list[PodEve
 
     One that was taken back is left out. `about`: those of that object alone.
     """
+    own = [one for one in events if one.writer == WRITER and (not about or one.about == about)]
     # Times are whole seconds; a GPU that is taken back is unhealthy and recovers in one.
-    newest = sorted(
-        events,
-        key=lambda event: (event.last or EPOCH, event.reason == "GpuRecovered"),
-        reverse=True,
-    )
+    own.sort(key=lambda one: (one.last or EPOCH, one.reason == "GpuRecovered"), reverse=True)
     found: dict[tuple[str, str, str], PodEventView] = {}
-    for event in newest:
-        if event.writer == WRITER and (not about or event.about == about):
-            named = _GPUS.match(event.message)
-            gpus = named[0] if named else ""
-            # A released GPU that was taken back and is still unhealthy does not recover.
-            ends = ["GpuRecovered", *(["GpuUnhealthy"] if event.reason == "GpuReleased" else [])]
-            if not gpus or not any((event.about, one, gpus) in found for one in ends):
-                found.setdefault((event.about, event.reason, gpus), event)
+    for event in own:
+        named = _GPUS.match(event.message)
+        gpus = named[0] if named else ""
+        # A released GPU that was taken back and is still unhealthy does not recover.
+        ends = ("GpuRecovered", "GpuUnhealthy" if event.reason == "GpuReleased" else "GpuRecovered")
+        if not gpus or not any((event.about, one, gpus) in found for one in ends):
+            found.setdefault((event.about, event.reason, gpus), event)
     return sorted(found.values(), key=lambda event: event.kind != "Warning")
 
 
@@ -296,68 +282,61 @@ def agent_words(
 # What kubelets and container runtimes say, by text: the cause, and what to do.
 
 
-class Saying(msgspec.Struct, frozen=True):
-    """A text of a kubelet or runtime. `{node}` in `remedy` is the name of the pod's Node."""
-
-    pattern: str
-    cause: str
-    remedy: str
-
-
 SAYINGS: Final = (
-    Saying(
+    (
         "no healthy devices present",
         "the node had no healthy slice when the kubelet asked",
         "`hami-agent status --node {node}` says why; remove that cause first",
     ),
-    Saying(
+    (
         "requested number of devices unavailable|Available: 0",
         "all slices of the node were held when the kubelet asked",
         "wait until a pod on {node} ends, or raise sharing.splitCount there",
     ),
-    Saying(
+    (
         "Topology locality|TopologyAffinityError",
         "no NUMA node has all CPUs, memory and slices that the pod asks for together",
         "ask for fewer CPUs, or set the kubelet's topologyManagerPolicy on {node} to best-effort",
     ),
-    Saying(
+    (
         "unresolvable CDI devices",
         "no CDI specification on the node defines this GPU",
         "on {node}: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; then hami-agent doctor",
     ),
-    Saying(
+    (
         "driver/library version mismatch",
         "the driver's files were replaced, and the old kernel module is still loaded",
         "drain and reboot {node}, or reload NVIDIA's kernel modules there",
     ),
-    Saying(
+    (
         "Failed to initialize NVML: Unknown Error",
         "the container has lost its GPU devices, as after `systemctl daemon-reload` on the node",
         "delete the pod; so that it stays away, let the runtime on {node} use CDI",
     ),
-    Saying(
+    (
         "nvidia-container-cli|nvidia-container-runtime|could not select device driver|libnvidia",
         "NVIDIA's container runtime could not prepare the container",
         "run `hami-agent doctor` on {node}, and `nvidia-smi` beside it",
     ),
-    Saying(
+    (
         "rpc error: code = Unavailable|connection refused|no such file or directory",
         "the device plugin of the node ended while the kubelet asked it",
         "look at the log of the agent on {node}: why it ended",
     ),
-    Saying(
+    (
         "rpc error",
         "another device plugin than this agent answered",
         "run one device plugin on {node}: `hami-agent doctor` there names the other (P-PLUGIN)",
     ),
 )
+"""Pattern of the text, cause and remedy; `{node}` is the name of the pod's Node."""
 
 
 def meaning(text: str, node: str) -> tuple[str, str]:
     """Cause and remedy of a kubelet's or runtime's text; both empty if it is not known."""
-    for saying in SAYINGS:
-        if re.search(saying.pattern, text):
-            return saying.cause, saying.remedy.format(node=cap(node, 128) or "the node")
+    for pattern, cause, remedy in SAYINGS:
+        if re.search(pattern, text):
+            return cause, remedy.format(node=cap(node, 128) or "the node")
     return "", ""
 
 
@@ -365,16 +344,10 @@ _ID: Final = re.compile(r"\[(HA-\d{4})\]")
 _WRAPPED: Final = re.compile(r"rpc error: code = \w+ desc = (.*?) *\[HA-\d{4}\]", re.DOTALL)
 
 
-def refusal_id(message: str) -> str:
-    """The id in a refusal of the agent; empty if another program refused."""
-    found = _ID.search(message)
-    return found[1] if found else ""
-
-
-def agent_sentence(message: str) -> str:
-    """The agent's own sentence in a kubelet's message, without the id; else the message."""
-    found = _WRAPPED.search(message)
-    return found[1] if found else message
+def agent_refusal(message: str) -> tuple[str, str]:
+    """Sentence and id of a refusal of the agent; both empty if another program refused."""
+    found, wrapped = _ID.search(message), _WRAPPED.search(message)
+    return (wrapped[1] if wrapped else message, found[1]) if found else ("", "")
 
 
 def when(moment: dt.datetime | None, now: dt.datetime) -> str:

@@ -23,7 +23,7 @@ from agent.errors import host_port
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
+from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware, unwrapped
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
 from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
@@ -304,7 +304,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
     """
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(open_places(keep=options.keep))
-        stack.enter_context(_unwrapped())
+        stack.enter_context(unwrapped())
         cluster = await stack.enter_async_context(_joined(options, places))
         clock, chance = SystemClock(), cluster.kubelet.random
         scheduler = SchedulerModel(
@@ -367,20 +367,6 @@ async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxC
             log=AgentLog(pulse.beat),
             admin_token=admin,
         )
-
-
-@contextlib.contextmanager
-def _unwrapped() -> Iterator[None]:
-    """Raise the caller's exception itself in place of the exception groups of this module."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        single: BaseException = group
-        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
-            single = single.exceptions[0]
-        if single is group:
-            raise
-        raise single from None
 
 
 def kubeconfig(server: str, token: str) -> str:

@@ -6,6 +6,7 @@ reads, writes, bindings and Events share its queue. A waiting request delays onl
 """
 
 import asyncio
+import contextlib
 import hashlib
 from typing import Any, Final, Protocol
 
@@ -116,12 +117,12 @@ class EventRecorder:
         self._cluster = cluster
         self._clock = clock
         self._component = component
-        self._written: dict[tuple[str, str, str], tuple[str, int]] = {}
-        """Name and count of the Event of each UID, reason and text."""
+        self._written: dict[tuple[str, str, str], str] = {}
+        """The name of the Event of each UID, reason and text."""
         self._quotas: dict[str, Allowance] = {}
 
     async def record(self, pod: Json, notice: Notice) -> None:
-        """Write one Event about a pod, or increase the count of one with the same text."""
+        """Write one Event about a pod, or the new time of one with the same text."""
         metadata = pod["metadata"]
         quota = self._quotas.setdefault(metadata["uid"], Allowance(_BURST, _REFILL))
         if quota.admit() is None:
@@ -133,28 +134,24 @@ class EventRecorder:
 
     async def _write(self, metadata: Json, notice: Notice) -> None:
         key, now = (metadata["uid"], notice.reason, notice.message), self._clock.now()
-        name, count = self._written.get(key, ("", 0))
         where, stamp = ("events", metadata["namespace"]), now.strftime(_STAMP)
-        if name:
-            again = {"count": count + 1, "lastTimestamp": stamp}
-            try:
-                await self._cluster.request("patch", *where, name, again)
-            except NotFoundError:  # it was removed, so the count begins again
-                count = 0
-        if not count:
-            text = f"{' '.join(key)} {int(now.timestamp() * 1e6)}".encode()
-            name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
-            about = {part: metadata[part] for part in ("namespace", "name", "uid")}
-            fresh = {
-                "metadata": {"name": name, "namespace": metadata["namespace"]},
-                "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
-                "type": notice.type,
-                "reason": notice.reason,
-                "message": notice.message,
-                "source": {"component": self._component},
-                "firstTimestamp": stamp,
-                "lastTimestamp": stamp,
-                "count": 1,
-            }
-            await self._cluster.request("create", *where, name, fresh)
-        self._written[key] = (name, count + 1)
+        if name := self._written.get(key):
+            # One that was removed is written anew.
+            with contextlib.suppress(NotFoundError):
+                await self._cluster.request("patch", *where, name, {"lastTimestamp": stamp})
+                return
+        text = f"{' '.join(key)} {int(now.timestamp() * 1e6)}".encode()
+        name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
+        about = {part: metadata[part] for part in ("namespace", "name", "uid")}
+        fresh = {
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+            "type": notice.type,
+            "reason": notice.reason,
+            "message": notice.message,
+            "source": {"component": self._component},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+        }
+        await self._cluster.request("create", *where, name, fresh)
+        self._written[key] = name

@@ -3,7 +3,6 @@
 Source: HAMi v2.10 pkg/device/nvidia/device.go:Fit, pkg/scheduler/score.go, scheduler.go:Filter.
 """
 
-import dataclasses
 import functools
 import itertools
 import random
@@ -89,10 +88,8 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
         refusals: dict[GpuUuid, str] = {}
         shares, reasons = _ContainerFit(node, wishes, request, before, refusals).fit(gpus)
         if shares is None:
-            told = ", ".join(
-                sorted(f"{count}/{len(gpus)} {reason}" for reason, count in reasons.items())
-            )
-            return NodeFit(None, told, position, tuple(gpus), refusals)
+            told = sorted(f"{count}/{len(gpus)} {reason}" for reason, count in reasons.items())
+            return NodeFit(None, ", ".join(told), position, tuple(gpus), refusals)
         if not is_init:
             # In the sorted order, on which later ties depend.
             loads = {one.uuid: Load(1, one.memory_mib, one.core_percent) for one in shares}
@@ -148,12 +145,25 @@ class _ContainerFit:
         self.refusals.update((share.uuid, reason) for share in picked)
 
     def _refuse_share(self, gpu: GpuView, share: Share, picked: Sequence[Share]) -> str | None:
-        steering = self.wishes.steering
-        if refusal := _refuse_use(gpu, steering):
-            return refusal
+        """The reason against this share on the GPU, checked in HAMi's order."""
+        has, used, asked = gpu.capacity, gpu.load, share.core_percent
+        steering, is_full = self.wishes.steering, used.core_percent == has.core_percent != 0
+        is_alone = has.core_percent == 100 and asked == 100
+        if not steering.admits_uuid(has):
+            return "CardUuidMismatch"
+        if has.split_count <= used.slots:
+            return "CardTimeSlicingExhausted"
+        if steering.is_mutex and used.slots > 0:
+            return "ExclusiveDeviceAllocateConflict"
         if not self._fits_quota((*picked, share)):
             return "ResourceQuotaNotFit"
-        return _refuse_room(gpu, share)
+        refusals = (
+            ("CardInsufficientMemory", gpu.free_mib < share.memory_mib),
+            ("CardInsufficientCore", has.core_percent - used.core_percent < asked),
+            ("ExclusiveDeviceAllocateConflict", is_alone and used.slots > 0),
+            ("CardComputeUnitsExhausted", is_full and asked == 0),
+        )
+        return next((reason for reason, applies in refusals if applies), None)
 
     def _fits_quota(self, picked: tuple[Share, ...]) -> bool:
         """HAMi counts all GPUs that it looks at as picked, even if it chooses among them later."""
@@ -187,35 +197,6 @@ def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> 
     if gpu.capacity.uuid in cordoned:
         return "CardCordoned"
     return None if steering.admits_type(gpu.capacity) else "CardTypeMismatch"
-
-
-def _refuse_use(gpu: GpuView, steering: Steering) -> str | None:
-    """The reason against a GPU for any share, checked in HAMi's order."""
-    has, used = gpu.capacity, gpu.load
-    if not steering.admits_uuid(has):
-        return "CardUuidMismatch"
-    if has.split_count <= used.slots:
-        return "CardTimeSlicingExhausted"
-    if steering.is_mutex and used.slots > 0:
-        return "ExclusiveDeviceAllocateConflict"
-    return None
-
-
-def _refuse_room(gpu: GpuView, share: Share) -> str | None:
-    """The reason against this share on the GPU, checked in HAMi's order."""
-    has, used = gpu.capacity, gpu.load
-    asked = share.core_percent
-    is_full = has.core_percent != 0 and used.core_percent == has.core_percent
-    refusals = (
-        ("CardInsufficientMemory", gpu.free_mib < share.memory_mib),
-        ("CardInsufficientCore", has.core_percent - used.core_percent < asked),
-        (
-            "ExclusiveDeviceAllocateConflict",
-            has.core_percent == 100 and asked == 100 and used.slots > 0,
-        ),
-        ("CardComputeUnitsExhausted", is_full and asked == 0),
-    )
-    return next((reason for reason, applies in refusals if applies), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,18 +243,15 @@ def filter_pod(
     except BadWeightsError as bad:
         error = f"calcScore failed {bad} for pod {pod['metadata']['name']}"
         return Filtered(error=error, notices=(Notice(WARNING, "FilteringFailed", error),))
-    wishes = Wishes(requests, init_count(pod), steering)
-    if quotas is not None:
-        fits_quota = functools.partial(quotas.fits, pod["metadata"]["namespace"])
-        wishes = dataclasses.replace(wishes, fits_quota=fits_quota)
-    failed = {name: "node unregistered" for name in candidates if name not in registered}
+    namespace = pod["metadata"]["namespace"]
+    fits_quota = functools.partial(quotas.fits, namespace) if quotas else None
+    wishes = Wishes(requests, init_count(pod), steering, fits_quota)
+    failed: dict[str, str] = {}
     fits: list[tuple[float, str, Groups]] = []
     for name in candidates:
-        if name not in registered:
-            continue
-        node = registered[name]
-        answer = fit_pod(node, wishes)
-        if answer.groups is None:
+        node = registered.get(name)
+        answer = fit_pod(node, wishes) if node else NodeFit(None, "node unregistered")
+        if node is None or answer.groups is None:
             failed[name] = answer.reason
         else:
             fits.append((node.score(), name, answer.groups))

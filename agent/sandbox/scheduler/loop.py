@@ -16,9 +16,9 @@ from agent.ports import Clock
 from agent.sandbox.scheduler.cluster import EventRecorder, StoreCluster
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, all_containers, lookup
-from agent.sandbox.scheduler.usage import TERMINAL, full_name, has_passed_init
+from agent.sandbox.scheduler.usage import TERMINAL, has_passed_init
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
-from agent.sandbox.store import Change, GoneError, Json, ObjectStore, StatusError
+from agent.sandbox.store import GoneError, Json, ObjectStore, StatusError
 
 log = structlog.get_logger(__name__)
 HTTP_TIMEOUT: Final = 30.0
@@ -141,27 +141,33 @@ class SchedulerModel:
             group.create_task(self._schedule(group))
 
     async def _follow(self, resource: str) -> None:
+        held: dict[str, Json] = {}
         while True:
             for _ in ("list", "watch"):
                 await self._hami.queue.turn()
-            present = self._store.select(resource)
-            if resource == "pods":
-                self._hami.retain_pods(frozenset(pod["metadata"]["uid"] for pod in present))
-            elif resource == "resourcequotas":
-                self._hami.quotas.retain(frozenset(map(full_name, present)))
+            present = {item["metadata"]["uid"] for item in self._store.select(resource)}
+            for uid in held.keys() - present:  # deleted while no watch was open
+                await self._see(resource, "DELETED", held.pop(uid))
             try:
                 async for change in self._store.subscribe(resource, None):
-                    match resource:
-                        case "nodes":
-                            if await self._hami.see_node(change.type, change.object):
-                                self._stir()
-                        case "pods":
-                            self._see_pod(change)
-                        case _:
-                            self._hami.quotas.see(change.type, change.object)
-                            self._stir()
+                    kind, obj, _ = change
+                    held[obj["metadata"]["uid"]] = obj
+                    if kind == "DELETED":
+                        del held[obj["metadata"]["uid"]]
+                    await self._see(resource, kind, obj)
             except GoneError as gone:
                 log.warning("scheduler.watch_expired", resource=resource, reason=str(gone))
+
+    async def _see(self, resource: str, kind: str, obj: Json) -> None:
+        match resource:
+            case "pods":
+                self._see_pod(kind, obj)
+            case "nodes":
+                if await self._hami.see_node(kind, obj):
+                    self._stir()
+            case _:
+                self._hami.quotas.see(kind, obj)
+                self._stir()
 
     async def _ingest_in_intervals(self) -> None:
         while True:
@@ -180,11 +186,11 @@ class SchedulerModel:
             for uid, name in self._pending.due(asyncio.get_running_loop().time()):
                 await self._attempt(group, uid, name)
 
-    def _see_pod(self, change: Change) -> None:
-        pod, uid = change.object, change.object["metadata"]["uid"]
+    def _see_pod(self, kind: str, pod: Json) -> None:
+        uid = pod["metadata"]["uid"]
         before = self._pod_signatures.pop(uid, None)
-        self._hami.see_pod(change.type, pod)
-        if change.type == "DELETED":
+        self._hami.see_pod(kind, pod)
+        if kind == "DELETED":
             self._pending.forget(uid)
             self._stir()
             return

@@ -7,7 +7,7 @@ Kubernetes counts the requests of pods against a ResourceQuota; HAMi counts what
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -96,11 +96,6 @@ class Usage:
         """Stop counting a pod."""
         self._reservations.pop(uid, None)
 
-    def retain(self, uids: Collection[str]) -> None:
-        """Stop counting all pods except these: the others were deleted while no watch was open."""
-        for uid in self._reservations.keys() - set(uids):
-            self.forget(uid)
-
     def held(self, namespace: str) -> Load:
         """The sum that the pods of a namespace hold on all GPUs."""
         total = Load()
@@ -136,25 +131,20 @@ class Quotas:
         self._usage = usage
         self._factor = max(memory_factor, 1)
         self._limits: dict[tuple[str, str], int] = {}
-        self._seen: dict[str, Json] = {}
+        self._seen: dict[tuple[str, str], Json] = {}
 
     def see(self, kind: str, quota: Json) -> None:
         """Take in a ResourceQuota that was ADDED, MODIFIED or DELETED.
 
         Its former limits end, even if another quota has the same limit.
         """
-        namespace, key = quota["metadata"]["namespace"], full_name(quota)
-        for resource in _hard(self._seen.pop(key, {})):
+        namespace, name = quota["metadata"]["namespace"], quota["metadata"]["name"]
+        for resource in _hard(self._seen.pop((namespace, name), {})):
             self._limits.pop((namespace, resource), None)
         if kind != "DELETED":
-            self._seen[key] = quota
+            self._seen[namespace, name] = quota
             for resource, limit in _hard(quota).items():
                 self._limits[namespace, resource] = limit
-
-    def retain(self, names: frozenset[str]) -> None:
-        """Forget all quotas except these: the others were deleted while no watch was open."""
-        for key in self._seen.keys() - names:
-            self.see("DELETED", self._seen[key])
 
     def fits(self, namespace: str, memory_mib: int, core_percent: int) -> bool:
         """Whether the namespace may hold this much more. A limit of 0 blocks all."""
@@ -166,11 +156,6 @@ class Quotas:
         if memory is not None and held.memory_mib + memory_mib > memory * self._factor:
             return False
         return cores is None or held.core_percent + core_percent <= cores
-
-
-def full_name(quota: Json) -> str:
-    """Namespace and name of a quota."""
-    return f"{quota['metadata']['namespace']}/{quota['metadata']['name']}"
 
 
 def _hard(quota: Json) -> dict[str, int]:

@@ -284,11 +284,6 @@ class HamiVerbs:
             self._pods[_owner(pod)] = pod
             self.usage.observe(pod)
 
-    def retain_pods(self, uids: frozenset[str]) -> None:
-        """Forget all pods except these: the others were deleted while no watch was open."""
-        self._pods = {key: pod for key, pod in self._pods.items() if pod["metadata"]["uid"] in uids}
-        self.usage.retain(uids)
-
     async def ingest(self, nodes: Sequence[Json]) -> bool:
         """Ingest all nodes, as HAMi does every 15 s. Returns whether an offer changed."""
         before = self._registry.changes

@@ -25,10 +25,7 @@ class Agent:
         self._run = run_dir
 
     async def simulate(self, request: HardwareRequest) -> object:
-        """Make something happen to its GPUs.
-
-        Raises HardwareUnreachable, HardwareSilent: it does not answer.
-        """
+        """Make something happen to its GPUs."""
         return await ask(self._run / "simulate.sock", request)
 
     def events(self, name: str) -> list[Mapping[str, Any]]:

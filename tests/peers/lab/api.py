@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,29 +14,52 @@ import aiohttp
 from agent.sandbox.lab.cluster import Pulse
 
 Object = dict[str, Any]
+JSON: Final = "application/json"
 MERGE: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 _DEADLINE: Final = 20.0
+_REFUSED: Final = 400
+
+Refusal = tuple[int, str]
+"""Code and reason of a Status."""
 
 
 class RefusedError(Exception):
     """The API server said no."""
 
-    def __init__(self, code: int, status: Object) -> None:
-        super().__init__(f"{code} {status.get('reason')}: {status.get('message')}")
-        self.code: Final = code
-        self.status: Final = status
+    def __init__(self, answer: "Answer") -> None:
+        super().__init__(f"{answer.code} {answer.refusal[1]}: {answer.told[2]}")
+        self.code: Final = answer.code
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: its code, its headers and the JSON value of its body (or its text)."""
+
+    code: int
+    headers: Mapping[str, str]
+    body: Any
+
+    @property
+    def refusal(self) -> Refusal:
+        """Code and reason of a Status."""
+        return self.code, self.body.get("reason", "") if isinstance(self.body, dict) else ""
+
+    @property
+    def told(self) -> tuple[int, str, str]:
+        """Code, reason and message of a Status."""
+        body = self.body if isinstance(self.body, dict) else {"message": self.body}
+        return (*self.refusal, body.get("message", ""))
 
 
 class Api:
     """One user at one API server. `server` is its URL, `context` None for plain HTTP."""
 
     def __init__(self, server: str, token: str, context: ssl.SSLContext | None) -> None:
-        self.server: Final = server
         self._session = aiohttp.ClientSession(
             base_url=server,
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             connector=aiohttp.TCPConnector(ssl=context or False, limit=0),
         )
 
@@ -43,68 +67,83 @@ class Api:
         """End all connections."""
         await self._session.close()
 
-    async def get(self, path: str, **query: str) -> Object:
-        """Read. Raises RefusedError, aiohttp.ClientError, TimeoutError: as all others do."""
-        return await self.call("GET", path, query=query)
-
-    async def create(self, path: str, body: object) -> Object:
-        """Create in a collection, or post to a subresource."""
-        return await self.call("POST", path, body)
-
-    async def replace(self, path: str, body: object) -> Object:
-        """Update."""
-        return await self.call("PUT", path, body)
-
-    async def patch(self, path: str, body: object, kind: str = MERGE) -> Object:
-        """Patch, by default with a merge patch."""
-        return await self.call("PATCH", path, body, kind=kind)
-
-    async def delete(self, path: str, grace: int | None = None) -> Object:
-        """Delete; `grace` in seconds."""
-        return await self.call("DELETE", path, _grace(grace))
-
-    async def call(
+    async def ask(
         self,
         method: str,
         path: str,
         body: object = None,
         *,
-        kind: str = "application/json",
+        kind: str | None = None,
+        accept: str = JSON,
         query: Mapping[str, str] | None = None,
-    ) -> Object:
-        """One request; the object that the answer holds."""
-        data = None if body is None else json.dumps(body)
-        async with (
-            asyncio.timeout(_DEADLINE),
-            self._session.request(
-                method, path, data=data, params=query, headers={"Content-Type": kind}
-            ) as answer,
-        ):
+    ) -> Answer:
+        """One request; `kind` is the Content-Type (a merge patch's for PATCH).
+
+        A body of bytes is sent as it is. Raises aiohttp.ClientError, TimeoutError: as all others.
+        """
+        headers = {"Content-Type": kind or (MERGE if method == "PATCH" else JSON), "Accept": accept}
+        data = None
+        if body is not None:
+            data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        request = self._session.request(method, path, data=data, params=query, headers=headers)
+        async with asyncio.timeout(_DEADLINE), request as answer:
             text = await answer.text()
             try:
-                value: Object = json.loads(text)
+                value = json.loads(text)
             except json.JSONDecodeError:
-                value = {"message": text}
-            if answer.status >= 400:
-                raise RefusedError(answer.status, value)
-            return value
+                value = text
+            return Answer(answer.status, dict(answer.headers), value)
 
-    async def events(self, path: str, **query: str) -> AsyncIterator[Object]:
-        """The events of one watch until the server ends it.
+    async def have(self, method: str, path: str, body: object = None, **more: Any) -> Object:
+        """The object of an answer. Raises RefusedError."""
+        answer = await self.ask(method, path, body, **more)
+        if answer.code >= _REFUSED:
+            raise RefusedError(answer)
+        found: Object = answer.body
+        return found
 
-        Raises RefusedError: it was not opened.
-        """
-        settings = aiohttp.ClientTimeout(total=None, sock_read=None)
+    async def told(
+        self, method: str, path: str, body: object = None, **more: Any
+    ) -> tuple[int, str, str]:
+        """Code, reason and message of an answer that must be a refusal."""
+        answer = await self.ask(method, path, body, **more)
+        assert answer.code >= _REFUSED, answer.body
+        return answer.told
+
+    async def refused(self, method: str, path: str, body: object = None, **more: Any) -> Refusal:
+        """Code and reason of the same."""
+        return (await self.told(method, path, body, **more))[:2]
+
+    async def get(self, path: str, **query: str) -> Object:
+        """Read. Raises RefusedError, as all that follow."""
+        return await self.have("GET", path, query=query)
+
+    async def create(self, path: str, body: object) -> Object:
+        """Create in a collection, or post to a subresource."""
+        return await self.have("POST", path, body)
+
+    async def patch(self, path: str, body: object, kind: str = MERGE) -> Object:
+        """Patch, by default with a merge patch."""
+        return await self.have("PATCH", path, body, kind=kind)
+
+    async def delete(self, path: str, grace: int | None = None) -> Object:
+        """Delete; `grace` in seconds."""
+        body = None if grace is None else {"gracePeriodSeconds": grace}
+        return await self.have("DELETE", path, body)
+
+    @contextlib.asynccontextmanager
+    async def watch(
+        self, path: str, accept: str = JSON, **query: str
+    ) -> AsyncIterator["WatchEvents"]:
+        """The events of one watch, for as long as the block runs. Raises RefusedError."""
+        endless = aiohttp.ClientTimeout(total=None, sock_read=None)
+        query, headers = {"watch": "1", **query}, {"Accept": accept}
         async with self._session.get(
-            path, params={"watch": "1", **query}, timeout=settings
+            path, params=query, headers=headers, timeout=endless
         ) as answer:
-            if answer.status >= 400:
-                raise RefusedError(answer.status, await answer.json())
-            buffer = b""
-            async for chunk in answer.content.iter_any():
-                *lines, buffer = (buffer + chunk).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
+            if answer.status >= _REFUSED:
+                raise RefusedError(Answer(answer.status, answer.headers, await answer.json()))
+            yield WatchEvents(answer)
 
     async def is_ready(self) -> bool:
         """Whether the server says that it is."""
@@ -115,8 +154,32 @@ class Api:
             return False
 
 
-def _grace(seconds: int | None) -> Object | None:
-    return None if seconds is None else {"gracePeriodSeconds": seconds}
+class WatchEvents:
+    """The events of a watch, one by one."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._chunks: Final = answer.content.iter_any()
+        self._buffer = b""
+
+    def __aiter__(self) -> "WatchEvents":
+        return self
+
+    async def __anext__(self) -> Object:
+        while b"\n" not in self._buffer:
+            self._buffer += await anext(self._chunks)
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        event: Object = json.loads(line)
+        return event
+
+    async def take(self, count: int) -> list[Object]:
+        """The next events. Raises TimeoutError, StopAsyncIteration: there are no more."""
+        async with asyncio.timeout(_DEADLINE):
+            return [await anext(self) for _ in range(count)]
+
+    async def rest(self) -> list[Object]:
+        """All events until the server ends the watch. Raises TimeoutError."""
+        async with asyncio.timeout(_DEADLINE):
+            return [event async for event in self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +225,7 @@ class Watched:
         self.history.clear()
 
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
-        """Return once `holds()` is true; it is looked at after each event.
-
-        Raises TimeoutError: it was not within so many seconds.
-        """
+        """Return once `holds()` is true; it is looked at after each event."""
         try:
             async with asyncio.timeout(within):
                 await self.pulse.until(lambda: bool(holds()))
@@ -181,22 +241,22 @@ def key_of(item: Object) -> str:
 
 
 @contextlib.asynccontextmanager
-async def watching(api: Api, path: str, **query: str) -> AsyncIterator[Watched]:
+async def watching(api: Api, path: str, seen: Watched | None = None) -> AsyncIterator[Watched]:
     """List and watch until the block ends; opened again after the server was away."""
-    watched = Watched()
+    watched = seen or Watched()
     async with asyncio.TaskGroup() as group:
-        follower = group.create_task(_follow(api, path, query, watched))
+        follower = group.create_task(_follow(api, path, watched))
         try:
             yield watched
         finally:
             follower.cancel()
 
 
-async def _follow(api: Api, path: str, query: Mapping[str, str], watched: Watched) -> None:
+async def _follow(api: Api, path: str, watched: Watched) -> None:
     loop = asyncio.get_running_loop()
     while True:
         try:
-            listed = await api.get(path, **query)
+            listed = await api.get(path)
             present = {key_of(item): item for item in listed["items"]}
             for key in watched.objects.keys() - present.keys():
                 watched.take(Sighting(loop.time(), "DELETED", watched.objects[key]))
@@ -204,9 +264,10 @@ async def _follow(api: Api, path: str, query: Mapping[str, str], watched: Watche
                 if watched.objects.get(key) != item:
                     watched.take(Sighting(loop.time(), "ADDED", item))
             version = listed["metadata"]["resourceVersion"]
-            async for event in api.events(path, resourceVersion=version, **query):
-                if event["type"] == "ERROR":
-                    break
-                watched.take(Sighting(loop.time(), event["type"], event["object"]))
+            async with api.watch(path, resourceVersion=version) as events:
+                async for event in events:
+                    if event["type"] == "ERROR":
+                        break
+                    watched.take(Sighting(loop.time(), event["type"], event["object"]))
         except (aiohttp.ClientError, OSError, RefusedError):
             await asyncio.sleep(0.1)

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ from tests.peers.lab.placing import (
     register_webhook,
 )
 from tests.peers.lab.releases import Release
-from tests.peers.lab.space import NodeSpace, hierarchies, is_removed, until, until_answer
+from tests.peers.lab.space import NodeSpace, hierarchies, is_removed, until_answer
 
 # The directory of one cluster: where it lies, who holds it, and what a killed run left behind.
 
@@ -155,8 +156,6 @@ class Cluster:
 
         It reports as this cluster's scheduler reads, and reads HAMi's device-config.yaml as that
         does, unless the flags say otherwise.
-
-        Raises RefusedError, OSError, TimeoutError: it cannot be started.
         """
         kubeconfig = self.plane.root / f"{user.replace(':', '-')}.kubeconfig"
         if user == ACCOUNT:
@@ -177,10 +176,7 @@ class Cluster:
         name: str = "agent",
         slices: int = 80,
     ) -> Agent:
-        """Start an agent; returns when the kubelet counts its slices and the Node is annotated.
-
-        Raises RefusedError, OSError, TimeoutError: it cannot be started, or does not register.
-        """
+        """Start an agent; returns when the kubelet counts its slices and the Node is annotated."""
 
         async def is_counted() -> bool:
             return await self.kubelet.offers(RESOURCE, slices)
@@ -239,10 +235,7 @@ class Cluster:
 
 
 async def account_token(api: Api) -> str:
-    """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights.
-
-    Raises RefusedError: the API server does not take the manifests.
-    """
+    """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights."""
     for document in _account_manifests():
         path = _RBAC[document["kind"]]
         present = {item["metadata"]["name"] for item in (await api.get(path))["items"]}
@@ -266,8 +259,6 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
     """Everything up and the Node ready, no agent yet; all ended and removed afterwards.
 
     The end of every log goes to standard error if the cluster itself does not come up.
-
-    Raises TimeoutError, OSError: a part does not start.
     """
     async with contextlib.AsyncExitStack() as stack:
         root = stack.enter_context(open_root())
@@ -397,93 +388,54 @@ async def kept(context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
 # A network for the pods of a cluster, and its first Service, `kubernetes`, on it.
 #
 # Each pod gets an address of its own and a way to the node, no further. There is no kube-proxy: the
-# gateway of the pods has the Service's address, and a relay behind it.
+# gateway of the pods has the Service's address, and a relay in this process behind it.
 
 _FIRST: Final = "00-pods.conflist"
 """Before the runtime's own: it takes the first by name."""
 _FORWARDING: Final = "/proc/sys/net/ipv4/ip_forward"
-
-
-@contextlib.asynccontextmanager
-async def open_pod_network(cluster: Cluster) -> AsyncIterator[Part]:
-    """Pods that are created from now on get addresses; the relay, until the block ends.
-
-    Raises RuntimeError, TimeoutError, OSError: it cannot be made.
-    """
-    # The plugin would have the whole machine forward packets, which nobody here needs.
-    mask = cluster.root / "ip-forward"
-    mask.write_text("0\n")
-    await _done(cluster, ("mount", "--bind", str(mask), _FORWARDING))
-    plane = cluster.plane
-    command = (
-        *(sys.executable, "-m", "tests.peers.lab.cluster", plane.service),
-        plane.server.rpartition(":")[2],
-    )
-    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
-    part = Part("relay", command, cluster.root / "logs", environment=environment)
-    file = cluster.root / "cni" / _FIRST
-    file.write_text(json.dumps(_described(plane.service)))
-    await part.start()
-    try:
-        yield part
-    finally:
-        file.unlink()
-        await part.kill()
-
-
-def _described(gateway: str) -> object:
-    network = gateway.rpartition(".")[0]
-    addresses = {"subnet": f"{network}.0/24", "rangeStart": f"{network}.128", "gateway": gateway}
-    return {
-        "cniVersion": "0.4.0",
-        "name": "pods",
-        "plugins": [{"type": "ptp", "ipam": {"type": "host-local", "ranges": [[addresses]]}}],
-    }
-
-
-async def _done(cluster: Cluster, command: Sequence[str]) -> None:
-    part = Part("once", cluster.space.command(command), cluster.root / "logs")
-    await part.start()
-    await until(lambda: not part.is_alive, 10.0, part.tail)
-    if part.code:
-        raise RuntimeError(part.tail())
-
-
-# The API server at an address of the pods' network: what kube-proxy does for the first Service.
-#
-# python -m tests.peers.lab.cluster ADDRESS PORT
-#
-# listens on port 443 of ADDRESS, which need not be there yet, and brings every connection to PORT
-# of the loopback interface.
-
-HTTPS: Final = 443
+_HTTPS: Final = 443
 _FREEBIND: Final = 15
 """IP_FREEBIND of Linux: the address comes with the first pod."""
 _CHUNK: Final = 1 << 16
 
-Taker = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-
-async def relay(address: str, port: int) -> None:
-    """Take connections until the process ends. Raises OSError: the address is taken."""
+@contextlib.asynccontextmanager
+async def open_pod_network(cluster: Cluster) -> AsyncIterator[None]:
+    """Pods that are created while the block runs get addresses."""
+    # The plugin would have the whole machine forward packets, which nobody here needs.
+    mask = cluster.root / "ip-forward"
+    mask.write_text("0\n")
+    command = cluster.space.command(("mount", "--bind", str(mask), _FORWARDING))
+    mounted = await asyncio.create_subprocess_exec(*command)
+    assert await mounted.wait() == 0
+    gateway, port = cluster.plane.service, int(cluster.plane.server.rpartition(":")[2])
+    network = gateway.rpartition(".")[0]
+    addresses = {"subnet": f"{network}.0/24", "rangeStart": f"{network}.128", "gateway": gateway}
+    described = {
+        "cniVersion": "0.4.0",
+        "name": "pods",
+        "plugins": [{"type": "ptp", "ipam": {"type": "host-local", "ranges": [[addresses]]}}],
+    }
+    file = cluster.root / "cni" / _FIRST
+    file.write_text(json.dumps(described))
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.setsockopt(socket.SOL_IP, _FREEBIND, 1)
-    listening.bind((address, HTTPS))
-    async with await asyncio.start_server(_to(port), sock=listening) as server:
-        await server.serve_forever()
+    listening.bind((gateway, _HTTPS))
+    async with await asyncio.start_server(functools.partial(_relay, port), sock=listening):
+        try:
+            yield
+        finally:
+            file.unlink()
 
 
-def _to(port: int) -> Taker:
-    async def take(inwards: asyncio.StreamReader, outwards: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pump(inwards, writer))
-                group.create_task(_pump(reader, outwards))
-        outwards.close()
-
-    return take
+async def _relay(port: int, inwards: asyncio.StreamReader, outwards: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_pump(inwards, writer))
+            group.create_task(_pump(reader, outwards))
+    outwards.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -493,7 +445,3 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(chunk)
             await writer.drain()
     writer.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(relay(sys.argv[1], int(sys.argv[2])))

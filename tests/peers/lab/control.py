@@ -79,8 +79,6 @@ class AuditLog:
         Signs of life are left out: every 30 s, and for schedulers before 2.8 alone, the handshake
         and nothing else is written, whatever happens.
         `client` is how its User-Agent begins.
-
-        Raises RuntimeError: the log is another one than when the mark was taken.
         """
         events = (one for one in self.events(mark) if _is_first(one) and not _is_sign_of_life(one))
         asked = (one for one in map(_asked, events) if one.user == user)
@@ -169,10 +167,7 @@ class ControlPlane:
         return Api(self.server, token, ssl.create_default_context(cafile=self.certificates.ca))
 
     async def until_ready(self) -> None:
-        """Return once the API server serves.
-
-        Raises TimeoutError: it does not; the text holds its last words.
-        """
+        """Return once the API server serves."""
         await until_answer(self._is_ready, READY, self._last_words)
 
     async def _is_ready(self) -> bool:
@@ -199,10 +194,7 @@ class ControlPlane:
 async def open_control_plane(
     root: Path, binaries: Path, space: NodeSpace | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Both started, and ready; stopped at the end.
-
-    Raises TimeoutError, OSError: one of them does not start; the text holds its last words.
-    """
+    """Both started, and ready; stopped at the end."""
     client_port, peer_port, port = free_ports(3)
     logs = root / "logs"
     logs.mkdir(exist_ok=True)

@@ -21,10 +21,7 @@ def web_ports(agent: Agent) -> list[int]:
 
 
 async def page(agent: Agent, path: str) -> tuple[int, str]:
-    """Status and text of a page at the port that it opened last.
-
-    Raises TimeoutError: it listens nowhere; aiohttp.ClientError: it does not answer.
-    """
+    """Status and text of a page at the port that it opened last."""
     await until(lambda: bool(web_ports(agent)), 10.0, agent.part.tail)
     url = f"http://127.0.0.1:{web_ports(agent)[-1]}{path}"
     async with aiohttp.ClientSession(timeout=_DEADLINE) as session, session.get(url) as answer:

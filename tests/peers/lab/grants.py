@@ -4,11 +4,10 @@ Only telling pods say what they saw; see lab/pods.py.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from agent.errors import RefusalReason
 from agent.ledger import Row
 from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
@@ -68,8 +67,6 @@ def grants(pod: Object) -> dict[str, tuple[SeenGrant, ...]]:
     Groups are those of the containers that ask, in this order: HAMi's scheduler drops the empty
     ones of others, or keeps them, from version to version.
     Source: HAMi v2.10 pkg/device/devices.go, EncodePodSingleDevice.
-
-    Raises ValueError: not as many groups as containers that ask.
     """
     text = notes_of(pod).get(ALLOCATED, "")
     groups = [_group(one) for one in text.split(";") if one]
@@ -150,10 +147,7 @@ def seen_mounts(cluster: Cluster, pod: str, container: str = "main") -> dict[str
 
 
 def expected_inside(cluster: Cluster, name: str) -> Inside:
-    """What each container of a pod must find, by what the scheduler wrote for it.
-
-    Raises ValueError: the annotation fits another pod.
-    """
+    """What each container of a pod must find, by what the scheduler wrote for it."""
     pod, gpus = as_seen(cluster, name), gpu_uuids(cluster)
     uid, given = pod["metadata"]["uid"], grants(pod)
     found: Inside = {}
@@ -261,66 +255,6 @@ async def disagreement(cluster: Cluster) -> Mapping[Container, str]:
 
 DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
-
-HANDED_OVER: Final = frozenset({RefusalReason.NO_RIGHT.value, RefusalReason.NO_LOCK.value})
-"""Why a pod is refused whose lock was given to another before it was asked for: the other has it,
-or was served already and has it no more."""
-
-_ID: Final = re.compile(r"\[(HA-\d+)\]")
-
-Amounts = tuple[int, int]
-"""What a pod asks for: MiB, and percent of the cores."""
-
-
-def reason_in(message: str) -> str:
-    """The id of the reason in a refusal's text, or the text where it has none."""
-    found = _ID.search(message)
-    return found[1] if found else message
-
-
-@dataclass(eq=False, slots=True)
-class Outcome:
-    """What became of pods that were created side by side.
-
-    `wrong`: sentences about pods that were told of another share than their own. `refused`: by
-    name the ids of reasons, or texts without one; `told`: the whole texts. `served`: how many were
-    looked at inside.
-    """
-
-    wrong: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
-    served: int = 0
-
-    def rightly(self, robbed: Collection[str]) -> set[str]:
-        """Those of the robbed that were refused for their lost lock."""
-        return {name for name in robbed if self.refused.get(name) in HANDED_OVER}
-
-    def take(self, other: "Outcome") -> None:
-        """Add what became of other pods."""
-        self.wrong += other.wrong
-        self.refused |= other.refused
-        self.told |= other.told
-        self.served += other.served
-
-    async def look(self, cluster: Cluster, asked: Mapping[str, Amounts], *made: Object) -> None:
-        """Wait until each pod runs or is refused, and hold what it was told against its own.
-
-        `made` are the pods as the API server took them; `asked` is by name. Raises TimeoutError.
-        """
-        for pod in made:
-            name, seen = name_of(pod), await decided(cluster, pod)
-            if phase_of(seen) == "Failed":
-                message = seen["status"].get("message", "")
-                self.refused[name] = reason_in(message)
-                self.told[name] = message
-                continue
-            wanted, told = expected_inside(cluster, name), await seen_inside(cluster, name)
-            written = [(one.mib, one.percent) for one in grants(as_seen(cluster, name))["main"]]
-            if wanted != told or [asked[name]] != written:
-                words = f"asked for {asked[name]}, was promised {wanted}, was told {told}"
-                self.wrong.append(f"{name}: {words}")
-            self.served += 1
 
 
 async def decided(cluster: Cluster, made: Object) -> Object:

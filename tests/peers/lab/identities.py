@@ -80,8 +80,6 @@ def make_certificates(folder: Path, *more: str) -> Certificates:
     """Write a new authority and what it vouches for into `folder`, made where it is missing.
 
     `more` are names and addresses by which the server is called besides.
-
-    Raises OSError: A file cannot be written, or is there already.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = trustme.CA(organization_name="hami-agent lab")

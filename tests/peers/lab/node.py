@@ -133,10 +133,7 @@ class Kubelet:
         (self._root / "kubelet.json").write_text(json.dumps(settings | more, indent=2))
 
     async def start(self) -> None:
-        """Start it; returns when its PodResources socket answers.
-
-        Raises TimeoutError, OSError: it does not; the text holds its last words.
-        """
+        """Start it; returns when its PodResources socket answers."""
         await self.part.start()
         await self.until_serving()
 
@@ -194,26 +191,9 @@ def _ids(devices: list[Any], resource: str) -> frozenset[str]:
     )
 
 
-# Container images without a registry: OCI layouts in one tar, as `ctr images import` takes them.
-#
-# One layer, one platform: this machine's. The same arguments give the same bytes, whoever runs it.
+# Container images without a registry, for this machine alone.
 
-APPLETS = (
-    "cat",
-    "cp",
-    "env",
-    "false",
-    "kill",
-    "ls",
-    "mkdir",
-    "mount",
-    "mv",
-    "nc",
-    "sh",
-    "sleep",
-    "tail",
-    "true",
-)
+APPLETS = ("cat", "cp", "env", "kill", "ls", "mkdir", "mv", "sh", "sleep", "true", "touch")
 DIRECTORIES = {"dev": 0o755, "etc": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777}
 """Stand in every image, with these modes."""
 BUSYBOX_FILE = Path("/bin/busybox")
@@ -223,11 +203,6 @@ FOREVER = "trap 'exit 0' TERM INT; sleep 2147483647 & wait"
 
 _PROGRAMS = (b"#!", b"\x7fELF")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
-_LAYER = "application/vnd.oci.image.layer.v1.tar"
-
-_Member = tuple[tarfile.TarInfo, bytes]
 
 
 def write_image(
@@ -237,145 +212,54 @@ def write_image(
     links: Mapping[str, str],
     command: Sequence[str],
 ) -> None:
-    """Write the image `name` to the tar `path`.
+    """Write the image `name`, a full reference, as `docker save` does.
 
-    Args:
-        path: The tar, replaced where it exists.
-        name: The full reference by which containerd will know it, with registry and tag.
-        files: By place in the image, without a leading slash: content, or the file to copy. What
-            is a program by its first bytes may be run by everybody; all else is only readable.
-        links: Symbolic links, by place in the image: what they point to.
-        command: What a container runs that names nothing else.
-
-    Raises:
-        OSError: A file cannot be read, or the tar not written.
+    `files` by place in the image: content, or the file to copy; what is a program by its first
+    bytes may be run. `links` by place: what they point to.
     """
-    layer = _layer({place: _content(source) for place, source in files.items()}, links)
-    described = {"architecture": _architecture(), "os": "linux"}
-    config = _json(
-        described
-        | {
-            "config": {"Cmd": list(command), "Env": ["PATH=/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
-        }
-    )
-    manifest = _json(
-        {
-            "schemaVersion": 2,
-            "mediaType": _MANIFEST,
-            "config": _descriptor(_IMAGE_CONFIG, config),
-            "layers": [_descriptor(_LAYER, layer)],
-        }
-    )
-    named = _descriptor(_MANIFEST, manifest) | {
-        "platform": described,
-        "annotations": {
-            "io.containerd.image.name": name,
-            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
-        },
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        folders = {str(one): 0o755 for place in files for one in PurePosixPath(place).parents}
+        for place, mode in sorted((folders | DIRECTORIES).items()):
+            _add(tar, place, mode=mode, kind=tarfile.DIRTYPE)
+        for place, source in files.items():
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            mode = 0o755 if content.startswith(_PROGRAMS) else 0o644
+            _add(tar, place, content, mode=mode)
+        for place, target in links.items():
+            _add(tar, place, mode=0o777, kind=tarfile.SYMTYPE, target=target)
+    digest = hashlib.sha256(layer.getvalue()).hexdigest()
+    config = {
+        "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {"Cmd": list(command), "Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
-    blobs = {f"blobs/sha256/{_hex(blob)}": blob for blob in (layer, config, manifest)}
-    path.write_bytes(
-        _tar(
-            {
-                "blobs": _directory(0o755),
-                "blobs/sha256": _directory(0o755),
-                "index.json": _file(_json({"schemaVersion": 2, "manifests": [named]})),
-                "oci-layout": _file(_json({"imageLayoutVersion": "1.0.0"})),
-            }
-            | {place: _file(blob) for place, blob in blobs.items()}
-        )
-    )
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(path, mode="w") as tar:
+        _add(tar, "config.json", json.dumps(config).encode())
+        _add(tar, "layer.tar", layer.getvalue())
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
 
 
-def write_busybox(path: Path, name: str) -> None:
-    """Write an image of a static busybox with the programs that tests run; alone it is a shell.
-
-    Raises OSError: There is no busybox, or the tar cannot be written.
-    """
-    _write_busybox(path, name, ["/bin/sh"])
-
-
-def write_pause(path: Path, name: str) -> None:
-    """Write the image of a pod's sandbox: sleeps until it is told to end, and reaps orphans.
-
-    Raises OSError: There is no busybox, or the tar cannot be written.
-    """
-    _write_busybox(path, name, ["/bin/sh", "-c", FOREVER])
+def _add(
+    tar: tarfile.TarFile,
+    place: str,
+    content: bytes = b"",
+    *,
+    mode: int = 0o644,
+    kind: bytes = tarfile.REGTYPE,
+    target: str = "",
+) -> None:
+    member = tarfile.TarInfo(place)
+    member.size, member.mode, member.type, member.linkname = len(content), mode, kind, target
+    tar.addfile(member, io.BytesIO(content))
 
 
-def _write_busybox(path: Path, name: str, command: Sequence[str]) -> None:
+def write_busybox(path: Path, name: str, command: Sequence[str] = ("/bin/sh",)) -> None:
+    """Write an image of a static busybox with the programs that tests run; alone it is a shell."""
     files: dict[str, Path | bytes] = {"bin/busybox": BUSYBOX_FILE, "etc/passwd": PASSWD}
     write_image(path, name, files, {f"bin/{applet}": "busybox" for applet in APPLETS}, command)
-
-
-def _content(source: Path | bytes) -> bytes:
-    return source if isinstance(source, bytes) else source.read_bytes()
-
-
-def _layer(files: Mapping[str, bytes], links: Mapping[str, str]) -> bytes:
-    folders = {
-        str(folder): _directory(0o755)
-        for place in [*files, *links]
-        for folder in PurePosixPath(place).parents
-        if folder.name
-    }
-    return _tar(
-        folders
-        | {place: _directory(mode) for place, mode in DIRECTORIES.items()}
-        | {place: _file(content) for place, content in files.items()}
-        | {place: _link(target) for place, target in links.items()}
-    )
-
-
-def _tar(members: Mapping[str, _Member]) -> bytes:
-    """Of root, of 1970 and sorted by name, so a folder comes before what is in it."""
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, (member, content) in sorted(members.items()):
-            member.name = name
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return written.getvalue()
-
-
-def _directory(mode: int) -> _Member:
-    member = tarfile.TarInfo()
-    member.type, member.mode = tarfile.DIRTYPE, mode
-    return member, b""
-
-
-def _file(content: bytes) -> _Member:
-    member = tarfile.TarInfo()
-    member.mode = 0o755 if content.startswith(_PROGRAMS) else 0o644
-    return member, content
-
-
-def _link(target: str) -> _Member:
-    member = tarfile.TarInfo()
-    member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
-    return member, b""
-
-
-def _descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
-    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
-
-
-def _digest(blob: bytes) -> str:
-    return f"sha256:{_hex(blob)}"
-
-
-def _hex(blob: bytes) -> str:
-    return hashlib.sha256(blob).hexdigest()
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _architecture() -> str:
-    """By Go's name, which containerd compares with its own."""
-    return _ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
 # containerd with its runc, CNI and images, in a node's space.
@@ -416,10 +300,7 @@ class Runtime:
         )
 
     async def start(self) -> None:
-        """Start it; returns when it answers.
-
-        Raises TimeoutError, OSError: it does not; the text holds its last words.
-        """
+        """Start it; returns when it answers."""
         network = self._root / "cni" / "10-peers.conflist"
         network.parent.mkdir(exist_ok=True)
         network.write_text(json.dumps(_NETWORK))
@@ -438,13 +319,10 @@ class Runtime:
         return code == 0
 
     async def import_images(self) -> None:
-        """Make the two images that pods are made of, and hand them over.
-
-        Raises RuntimeError: they are refused.
-        """
-        for name, write in ((_PAUSE, write_pause), (BUSYBOX, write_busybox)):
-            path = self._root / f"{name.rpartition('/')[2].partition(':')[0]}.tar"
-            write(path, name)
+        """Make the two images that pods are made of, and hand them over."""
+        for name, script in ((_PAUSE, ("-c", FOREVER)), (BUSYBOX, ())):
+            path = self._root / "image.tar"
+            write_busybox(path, name, ("/bin/sh", *script))
             await self.load(path)
 
     async def load(self, archive: Path) -> None:

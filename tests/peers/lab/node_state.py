@@ -34,10 +34,7 @@ async def remove(cluster: Cluster, path: str, grace: int | None = None) -> None:
 
 
 async def remove_pods(cluster: Cluster) -> None:
-    """Delete every pod, wait until the kubelet has forgotten all, and free the Node.
-
-    Raises TimeoutError: some stay.
-    """
+    """Delete every pod, wait until the kubelet has forgotten all, and free the Node."""
     # The watch may not have shown the newest yet.
     for pod in (await cluster.api.get("/api/v1/pods"))["items"]:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
@@ -164,10 +161,7 @@ async def until_allocatable(
 
 
 async def until_offered(cluster: Cluster, slices: int, within: float = 20.0) -> None:
-    """Return once the Node offers so many slices, which it does some time after PodResources.
-
-    Raises TimeoutError: it does not.
-    """
+    """Return once the Node offers so many slices, which it does some time after PodResources."""
 
     def offered() -> int:
         status = node_of(cluster)["status"]
@@ -180,7 +174,6 @@ async def until_offered(cluster: Cluster, slices: int, within: float = 20.0) -> 
 
 _PATCH: Final = "patch nodes"
 _OK: Final = 200
-_EVENTS: Final = "/api/v1/namespaces/default/events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +194,7 @@ def told(node: Object) -> Told | None:
 
 
 async def until_told(cluster: Cluster, wanted: Told, since: float, within: float) -> float:
-    """When the Node was first seen to say it, after a moment; both by the loop's clock.
-
-    Raises TimeoutError: it does not.
-    """
+    """When the Node was first seen to say it, after a moment; both by the loop's clock."""
 
     def seen() -> float | None:
         return cluster.nodes.when(NODE, lambda node: wanted == told(node), since=since)
@@ -223,12 +213,6 @@ def register_text(cluster: Cluster) -> str | None:
     return notes_of(node_of(cluster)).get(annotations.REGISTER)
 
 
-async def write_register(cluster: Cluster, text: str | None) -> None:
-    """Write the annotation as somebody else, or remove it."""
-    marks = {annotations.REGISTER: text}
-    await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": marks}})
-
-
 def node_writes(cluster: Cluster, mark: int, *, done: bool = False) -> int:
     """How often the agent has tried to write to the Node since a mark in the audit log.
 
@@ -240,38 +224,12 @@ def node_writes(cluster: Cluster, mark: int, *, done: bool = False) -> int:
 
 
 async def until_node_writes(cluster: Cluster, mark: int, count: int) -> None:
-    """Return once the audit log has so many writes to the Node, which it may show late.
-
-    Raises TimeoutError: it has not.
-    """
+    """Return once the audit log has so many writes to the Node, which it may show late."""
 
     async def is_told() -> bool:
         return node_writes(cluster, mark) >= count
 
     await until_answer(is_told, 20.0, lambda: f"{node_writes(cluster, mark)}, not {count} writes")
-
-
-async def node_events(cluster: Cluster, reason: str) -> list[Object]:
-    query = f"reason={reason},involvedObject.kind=Node,involvedObject.name={NODE}"
-    found: list[dict[str, Any]] = (await cluster.api.get(_EVENTS, fieldSelector=query))["items"]
-    return found
-
-
-async def forget_events(cluster: Cluster, reason: str) -> None:
-    """Delete the Events with that reason about the Node: earlier tests leave them for an hour."""
-    for one in await node_events(cluster, reason):
-        await cluster.api.delete(f"{_EVENTS}/{one['metadata']['name']}")
-
-
-async def until_node_events(
-    cluster: Cluster, reason: str, count: int, within: float = 20.0
-) -> None:
-    """Return once so many Events with that reason are about the Node. Raises TimeoutError."""
-
-    async def are_there() -> bool:
-        return len(await node_events(cluster, reason)) >= count
-
-    await until_answer(are_there, within, lambda: f"not {count} Events {reason}")
 
 
 # How many slices the kubelet offers, looked at all the time: gaps, and how long they were.

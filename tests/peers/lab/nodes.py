@@ -98,16 +98,6 @@ class ProbePlugin(ScriptedPlugin):
         if gate is not None:
             gate.set()
 
-    def hold_starts(self) -> None:
-        """Keep every PreStartContainer waiting from now on."""
-        self.script.pre_start_gate = asyncio.Event()
-
-    def let_start(self) -> None:
-        """Answer them."""
-        gate, self.script.pre_start_gate = self.script.pre_start_gate, None
-        if gate is not None:
-            gate.set()
-
     def choose(self, choice: Callable[[list[str], list[str], int], list[str]]) -> None:
         """Offer GetPreferredAllocation from the next registration on."""
         self.script.options = DevicePluginOptions(get_preferred_allocation_available=True)
@@ -216,11 +206,9 @@ class NodeUnderTest(ABC):
         """The name by which the API server knows the pod that the test calls `name`."""
         return f"{name}-{self._tag}"
 
-    def container(
-        self, name: str = "main", *, count: int = 1, resource: str | None = None, **more: object
-    ) -> Object:
+    def container(self, name: str = "main", *, count: int = 1, **more: object) -> Object:
         """A container that asks for `count` ids."""
-        limits = {resource or self.resource: str(count)}
+        limits = {self.resource: str(count)}
         return a_container(name, gpus=0, **more) | {"resources": {"limits": limits}}  # type: ignore[arg-type]
 
     def init(self, name: str = "init", *, count: int = 1) -> Object:
@@ -249,17 +237,12 @@ class NodeUnderTest(ABC):
             raise AssertionError(what)
 
     def phase(self, name: str) -> str | None:
-        """The phase of a pod that the API server has."""
         pod = self.pod(name)
         return None if pod is None else str(pod["status"].get("phase"))
 
-    async def until_phase(self, name: str, phase: str, within: float = WITHIN) -> Object:
+    async def until_phase(self, name: str, phase: str) -> Object:
         """Wait for a phase; the pod's status then. Raises TimeoutError."""
-
-        def told() -> str:
-            return f"pod {name} is not {phase}: {(self.pod(name) or {}).get('status')}"
-
-        await until(lambda: self.phase(name) == phase, within, told)
+        await until(lambda: self.phase(name) == phase, WITHIN, lambda: f"{phase}: {self.pod(name)}")
         status: Object = (self.pod(name) or {})["status"]
         return status
 
@@ -289,22 +272,19 @@ class NodeUnderTest(ABC):
         found = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
         return next((one["state"] for one in found if one["name"] == container), {})
 
-    def restarts(self, name: str = "p", container: str = "main") -> int:
-        """How often a container that runs was started again; -1: it does not run."""
-        told = (self.pod(name) or {})["status"].get("containerStatuses", ())
-        counts = [one["restartCount"] for one in told if one["name"] == container]
-        return counts[0] if counts and "running" in self.state(name, container) else -1
+    async def until_restarted(self, name: str = "p") -> None:
+        """Wait until the pod's container runs that was started again once. Raises TimeoutError."""
 
-    async def until_restarted(self, name: str = "p", container: str = "main") -> None:
-        """Wait until a container runs that was started again once. Raises TimeoutError."""
-        await self.until(
-            lambda: self.restarts(name, container) == 1, f"{name} is not started again"
-        )
+        def is_again() -> bool:
+            found = lives(self.pod(name) or {})
+            return "main" in found and found["main"].restarts == 1
 
-    def counted(self, resource: str | None = None) -> tuple[str | None, str | None]:
-        """Capacity and allocatable of a resource by the Node's status, as texts."""
-        name, status = resource or self.resource, self.status()
-        return status["capacity"].get(name), status["allocatable"].get(name)
+        await self.until(is_again, f"{name} is not started again")
+
+    def counted(self) -> tuple[str | None, str | None]:
+        """Capacity and allocatable of the resource by the Node's status, as texts."""
+        status = self.status()
+        return status["capacity"].get(self.resource), status["allocatable"].get(self.resource)
 
     async def until_counted(self, capacity: int, allocatable: int) -> None:
         """Wait until the Node's status says so of the test's resource. Raises TimeoutError."""
@@ -320,14 +300,12 @@ class NodeUnderTest(ABC):
     async def held(self, name: str) -> Held | None:
         """What one pod's containers hold; None: the kubelet does not know it. Raises GRPCError."""
         found = await self.resources.find(NAMESPACE, self.known_as(name))
-        return (
-            None
-            if found is None
-            else {
-                one.name: frozenset(text for entry in one.devices for text in entry.device_ids)
-                for one in found.containers
-            }
-        )
+        if found is None:
+            return None
+        return {
+            one.name: frozenset(text for entry in one.devices for text in entry.device_ids)
+            for one in found.containers
+        }
 
     async def until_held(self, name: str, holds: Callable[[Held | None], bool]) -> Held | None:
         """Ask until `holds` of the answer; the answer. Raises TimeoutError, GRPCError."""
@@ -340,36 +318,32 @@ class NodeUnderTest(ABC):
         await until_answer(ask, WITHIN, lambda: f"{name}: {answers[-1:]}")
         return answers[-1]
 
-    async def allocatable(self, resource: str | None = None) -> list[ContainerDevices]:
-        """The entries of a resource's healthy ids. Raises GRPCError."""
-        return await self.resources.allocatable(resource or self.resource)
+    async def allocatable(self) -> list[ContainerDevices]:
+        """The entries of the healthy ids. Raises GRPCError."""
+        return await self.resources.allocatable(self.resource)
 
-    async def until_listed(self, count: int, resource: str | None = None) -> None:
+    async def until_listed(self, count: int) -> None:
         """Wait until so many ids are healthy. Raises TimeoutError, GRPCError."""
-        found = -1
 
         async def ask() -> bool:
-            nonlocal found
             try:
-                entries = await self.allocatable(resource)
+                entries = await self.allocatable()
             except GRPCError as error:
                 if error.status is not Status.RESOURCE_EXHAUSTED:
                     raise
                 return False  # a test just used up what all clients together may ask
-            found = len({i for one in entries for i in one.device_ids})
-            return found == count
+            return count == len({i for one in entries for i in one.device_ids})
 
-        await until_answer(ask, WITHIN, lambda: f"{found} ids are healthy, not {count}")
+        await until_answer(ask, WITHIN, lambda: f"not {count} ids are healthy")
 
     @contextlib.asynccontextmanager
-    async def plugin(
-        self, count: int = 4, *, resource: str | None = None, name: str = "p.sock"
-    ) -> AsyncIterator[ProbePlugin]:
+    async def plugin(self, count: int = 4) -> AsyncIterator[ProbePlugin]:
         """A registered plugin whose `count` ids are healthy."""
-        named = resource or self.resource
-        async with ProbePlugin(self.plugins, resource=named, name=name, count=count) as plugin:
+        async with ProbePlugin(
+            self.plugins, resource=self.resource, name="p.sock", count=count
+        ) as plugin:
             await plugin.register()
-            await self.until_listed(count, named)
+            await self.until_listed(count)
             yield plugin
 
     async def come_back(self, plugin: ProbePlugin, entries: list[Device] | None = None) -> None:
@@ -379,12 +353,12 @@ class NodeUnderTest(ABC):
         kubelet disconnects whoever is there then.
         """
         await plugin.die()
-        await self.until_listed(0, plugin.resource)
+        await self.until_listed(0)
         plugin.devices = devices(len(plugin.devices)) if entries is None else entries
         await plugin.serve()
         await plugin.register()
         healthy = [entry for entry in plugin.devices if entry.health == "Healthy"]
-        await self.until_listed(len(healthy), plugin.resource)
+        await self.until_listed(len(healthy))
 
     @property
     def checkpoint_path(self) -> Path:
@@ -392,10 +366,7 @@ class NodeUnderTest(ABC):
         return self.plugins / FILE_NAME
 
     async def until_recorded(self, holds: Callable[[Checkpoint], object]) -> None:
-        """Return once the records say so, which are written after the list was shown.
-
-        Raises TimeoutError: they do not.
-        """
+        """Return once the records say so, which are written after the list was shown."""
 
         def is_written() -> bool:
             with contextlib.suppress(CheckpointError, FileNotFoundError):
@@ -539,10 +510,7 @@ def _members(name: str) -> Iterator[int]:
 
 
 async def end_container(container_id: str) -> None:
-    """SIGKILL for all processes of a container; returns when they are gone.
-
-    Raises LookupError: it does not run; TimeoutError: they live on.
-    """
+    """SIGKILL for all processes of a container; returns when they are gone."""
     found = processes(container_id)
     if not found:
         raise LookupError(f"{container_id} does not run")
@@ -638,11 +606,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def rebook(cluster: Cluster, name: str, ids: Mapping[str, str]) -> None:
-    """Have a pod's containers hold other slices, by the old ones. The kubelet must not run.
-
-    Raises OSError, CheckpointError: the file cannot be read, or is none of the real kubelet's;
-    KeyError: the pod holds other ids than those.
-    """
+    """Have a pod's containers hold other slices, by the old ones. The kubelet must not run."""
     uid, directory = as_seen(cluster, name)["metadata"]["uid"], cluster.kubelet.plugins
     content = checkpoint.load(directory)
     entries = tuple(

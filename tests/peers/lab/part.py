@@ -47,10 +47,7 @@ class Part:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Start it; its words go to the end of its log.
-
-        Raises RuntimeError: it runs already; OSError, TimeoutError: it cannot be started.
-        """
+        """Start it; its words go to the end of its log."""
         if self.is_alive:
             raise RuntimeError(f"{self.name} runs already")
         space = self._space

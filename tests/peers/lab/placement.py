@@ -113,10 +113,7 @@ def unix(text: str) -> float:
 
 
 async def until_kubelet_says(cluster: Cluster, *words: str, since: float) -> float:
-    """When the kubelet logs those words for the first time after a moment, in Unix seconds.
-
-    Raises TimeoutError: it does not.
-    """
+    """When the kubelet logs those words for the first time after a moment, in Unix seconds."""
 
     async def is_said() -> bool:
         return bool(kubelet_said(cluster, *words, since=since))

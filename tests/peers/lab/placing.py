@@ -208,10 +208,7 @@ class Reading:
         """Which process has read what."""
 
     async def until_current(self) -> None:
-        """Return once the scheduler knows what the Node says now, or nobody is there to tell.
-
-        Raises TimeoutError: it does not read.
-        """
+        """Return once the scheduler knows what the Node says now, or nobody is there to tell."""
         is_known = self._is_current if self._release.is_old else self._knows_the_gpus
         await self._nodes.until(is_known, WITHIN, "HAMi's scheduler does not read")
 

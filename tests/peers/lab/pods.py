@@ -197,10 +197,7 @@ async def create(cluster: Cluster, *pods: Object) -> float:
 
 
 async def run(cluster: Cluster, *pods: Object, within: float = PATIENCE) -> list[str]:
-    """Create pods and wait until they run; their names.
-
-    Raises FailedPodError, TimeoutError: as `until_running`.
-    """
+    """Create pods and wait until they run; their names."""
     await create(cluster, *pods)
     names = [name_of(pod) for pod in pods]
     await until_running(cluster, *names, within=within)
@@ -208,10 +205,7 @@ async def run(cluster: Cluster, *pods: Object, within: float = PATIENCE) -> list
 
 
 async def until_running(cluster: Cluster, *names: str, within: float = PATIENCE) -> None:
-    """Return once all those pods are Ready, or have done their work.
-
-    Raises FailedPodError: one failed; TimeoutError: not all are; the text tells how they are.
-    """
+    """Return once all those pods are Ready, or have done their work."""
     objects = cluster.pods.objects
 
     def all_up() -> bool:
@@ -232,10 +226,7 @@ async def until_running(cluster: Cluster, *names: str, within: float = PATIENCE)
 
 
 def up_at(cluster: Cluster, name: str, since: float) -> float:
-    """When a pod that is up was first seen so after a moment; both by the loop's clock.
-
-    Raises LookupError: it was not seen up since then.
-    """
+    """When a pod that is up was first seen so after a moment; both by the loop's clock."""
     at = cluster.pods.when(key(name), is_up, since=since)
     if at is None:
         raise LookupError(f"{name} was not seen up")
@@ -258,10 +249,7 @@ async def until_failed(cluster: Cluster, name: str) -> Object:
 
 
 async def until_restarted(cluster: Cluster, name: str, within: float = PATIENCE) -> None:
-    """Return once a pod's containers run and each was started again once.
-
-    Raises TimeoutError: they were not.
-    """
+    """Return once a pod's containers run and each was started again once."""
 
     def is_back() -> bool:
         pod = as_seen(cluster, name)
@@ -333,10 +321,7 @@ def a_telling_pod(cluster: Cluster, name: str, *, gpus: int = 1, memory: int = 3
 
 
 async def run_shapes(cluster: Cluster) -> list[str]:
-    """Telling pods of several shapes, run and settled; their names.
-
-    Raises FailedPodError, TimeoutError: as `run`, or they do not tell.
-    """
+    """Telling pods of several shapes, run and settled; their names."""
     load = a_container("load", memory=1024, script="true")
     shapes = (
         a_pod("pair", a_container(gpus=2, memory=7000)),

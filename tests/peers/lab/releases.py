@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Final
 
 _WORD: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
-_UNSET: Final = (0, 0, 0)
-"""What a scheduler says of itself that was built without being told its release."""
 _OLDEST: Final = (2, 5, 0)
 _DEADLINE: Final = 20.0
 
@@ -59,19 +57,13 @@ def release_of(scheduler: Path, named: str | None) -> Release:
         text=True,
         timeout=_DEADLINE,
     ).stdout
-    return chosen(said, named)
-
-
-def chosen(said: str, named: str | None) -> Release:
-    """The same of what `scheduler version` has printed. Raises ValueError."""
-    words = (_read(line.split()[-1]) for line in said.splitlines()[:1] if line.split())
-    own = next((one for one in words if one is not None and one.number != _UNSET), None)
+    own = next(filter(None, (_read(word) for word in said.partition("\n")[0].split()[-1:])), None)
     told = _read(named) if named else None
+    found = own or told
     if named and told is None:
         raise ValueError(f"HAMI_PEERS_SCHEDULER_RELEASE is {named!r}: write it as 2.7.1")
     if own and told and own != told:
         raise ValueError(f"HAMI_PEERS_SCHEDULER says that it is {own}, and you say {told}")
-    found = own or told
     if found is None:
         raise ValueError(
             "HAMI_PEERS_SCHEDULER does not say which release it is:"
@@ -83,8 +75,10 @@ def chosen(said: str, named: str | None) -> Release:
 
 
 def _read(word: str) -> Release | None:
+    """None also for what a scheduler says of itself that was built without being told."""
     match = _WORD.fullmatch(word)
-    return Release((int(match[1]), int(match[2]), int(match[3]))) if match else None
+    number = (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
+    return Release(number) if any(number) else None
 
 
 BEFORE_2_8: Final[Mapping[str, str]] = {

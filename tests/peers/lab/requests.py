@@ -50,8 +50,6 @@ async def mark_of_rest(cluster: Cluster) -> int:
     """A mark in the audit log behind the agent's register annotation and its list of the pods.
 
     A watch shows a write before the log does; what the writer has an answer to is in both.
-
-    Raises TimeoutError: the agent does not come so far.
     """
     agent = cluster.agent
     await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
@@ -68,10 +66,7 @@ def of_pods(count: int, *, looks: int = 1) -> Counter[str]:
 
 
 async def asked_since(cluster: Cluster, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
-    """What the agent has asked since a mark, once that includes what is wanted.
-
-    Raises TimeoutError: it does not.
-    """
+    """What the agent has asked since a mark, once that includes what is wanted."""
     found: list[Asked] = []
 
     async def is_told() -> bool:

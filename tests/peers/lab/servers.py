@@ -4,15 +4,12 @@ There is no kubelet, no controller and no scheduler: nothing changes but by the 
 with two Nodes, a pod on each, and one without a node.
 """
 
-import asyncio
 import contextlib
-import io
-import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
@@ -20,7 +17,7 @@ from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
-from tests.peers.lab.api import MERGE, Object
+from tests.peers.lab.api import Api, Object
 from tests.peers.lab.cluster import ACCOUNT, account_token, open_root
 from tests.peers.lab.control import ControlPlane, open_control_plane
 from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
@@ -37,153 +34,19 @@ EVENTS: Final = "/api/v1/namespaces/default/events"
 _DEADLINE: Final = 20.0
 
 
-Refusal = tuple[int, str]
-"""Code and reason of a Status."""
-
-BAD_REQUEST: Final = (400, "BadRequest")
-FORBIDDEN: Final = (403, "Forbidden")
-NOT_FOUND: Final = (404, "NotFound")
-ALREADY_EXISTS: Final = (409, "AlreadyExists")
-CONFLICT: Final = (409, "Conflict")
-INVALID: Final = (422, "Invalid")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer: its code, its headers and the JSON value of its body (or its text)."""
-
-    code: int
-    headers: Mapping[str, str]
-    body: Any
-
-    @property
-    def refusal(self) -> Refusal:
-        """Code and reason of a Status."""
-        return self.code, self.body.get("reason", "") if isinstance(self.body, dict) else ""
-
-    @property
-    def told(self) -> tuple[int, str, str]:
-        """Code, reason and message of a Status."""
-        body = self.body if isinstance(self.body, dict) else {"message": self.body}
-        return (*self.refusal, body.get("message", ""))
-
-
-class User:
-    """One user of one API server."""
-
-    def __init__(self, server: str, token: str, context: ssl.SSLContext | None) -> None:
-        self._session = aiohttp.ClientSession(
-            base_url=server,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            connector=aiohttp.TCPConnector(ssl=context or False, limit=0),
-        )
-
-    async def close(self) -> None:
-        """End all connections."""
-        await self._session.close()
-
-    async def ask(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        kind: str | None = None,
-        accept: str = "application/json",
-    ) -> Answer:
-        """One request; `path` with its query, `kind` the Content-Type (a merge patch's for PATCH).
-
-        A body of bytes is sent as it is.
-        """
-        headers = {
-            "Content-Type": kind or (MERGE if method == "PATCH" else "application/json"),
-            "Accept": accept,
-        }
-        data = None
-        if body is not None:
-            data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
-        request = self._session.request(method, path, data=data, headers=headers)
-        async with asyncio.timeout(_DEADLINE), request as answer:
-            text = await answer.text()
-            try:
-                value = json.loads(text)
-            except json.JSONDecodeError:
-                value = text
-            return Answer(answer.status, dict(answer.headers), value)
-
-    async def have(self, method: str, path: str, body: object = None, **more: str) -> Object:
-        """The object of an answer that must be no refusal."""
-        answer = await self.ask(method, path, body, **more)
-        assert answer.code < 300, answer.body
-        found: Object = answer.body
-        return found
-
-    async def refused(self, method: str, path: str, body: object = None, **more: str) -> Refusal:
-        """Code and reason of an answer that must be a refusal."""
-        answer = await self.ask(method, path, body, **more)
-        assert answer.code >= 400, answer.body
-        return answer.refusal
-
-    async def told(
-        self, method: str, path: str, body: object = None, **more: str
-    ) -> tuple[int, str, str]:
-        """Code, reason and message of an answer that must be a refusal."""
-        answer = await self.ask(method, path, body, **more)
-        assert answer.code >= 400, answer.body
-        return answer.told
-
-    @contextlib.asynccontextmanager
-    async def watch(
-        self, path: str, accept: str = "application/json", **query: str
-    ) -> AsyncIterator["Frames"]:
-        """The events of one watch, for as long as the block runs."""
-        request = self._session.get(
-            path, params={"watch": "1", **query}, headers={"Accept": accept}
-        )
-        async with request as answer:
-            yield Frames(answer)
-
-
-class Frames:
-    """The answer to a watch: its code, and its events one by one."""
-
-    def __init__(self, answer: aiohttp.ClientResponse) -> None:
-        self.code: Final = answer.status
-        self._lines = answer.content
-
-    async def next(self) -> Object | None:
-        """The next event, None at the end. Raises TimeoutError: there is none for long."""
-        async with asyncio.timeout(_DEADLINE):
-            line = await self._lines.readline()
-        found: Object | None = json.loads(line) if line else None
-        return found
-
-    async def take(self, count: int) -> list[Object]:
-        """The next events."""
-        taken = [await self.next() for _ in range(count)]
-        return [event for event in taken if event is not None]
-
-    async def rest(self) -> list[Object]:
-        """All events until the server ends the watch."""
-        events = []
-        while (event := await self.next()) is not None:
-            events.append(event)
-        return events
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """An API server and its users. `plane` is None for the model, `model` for the real one."""
 
-    admin: User
-    node: User
-    account: User
-    nobody: User
+    admin: Api
+    node: Api
+    account: Api
+    nobody: Api
     plane: ControlPlane | None = None
     model: ApiServerModel | None = None
 
     @property
-    def users(self) -> tuple[User, ...]:
+    def users(self) -> tuple[Api, ...]:
         """All of them."""
         return (self.admin, self.node, self.account, self.nobody)
 
@@ -208,7 +71,7 @@ async def model_server() -> AsyncIterator[Server]:
     names = {"t-admin": ADMIN, "t-node": NODE_USER, "t-account": ACCOUNT}
     model = ApiServerModel(ObjectStore(ManualClock(), Seeded(1)), names)
     await model.start()
-    admin, node, account, nobody = (User(model.url, token, None) for token in (*names, "t-unknown"))
+    admin, node, account, nobody = (Api(model.url, token, None) for token in (*names, "t-unknown"))
     server = Server(admin, node, account, nobody, model=model)
     try:
         await _furnish(server)
@@ -221,10 +84,7 @@ async def model_server() -> AsyncIterator[Server]:
 
 @contextlib.asynccontextmanager
 async def real_server(binaries: Path) -> AsyncIterator[Server]:
-    """etcd and kube-apiserver of their own, without controllers.
-
-    Raises TimeoutError, OSError: one of them does not start.
-    """
+    """etcd and kube-apiserver of their own, without controllers."""
     with open_root() as root:
         async with open_control_plane(root, binaries) as plane:
             account = {"metadata": {"name": "default"}}
@@ -236,7 +96,7 @@ async def real_server(binaries: Path) -> AsyncIterator[Server]:
                 await account_token(plane.admin),
                 "unknown",
             )
-            admin, node, user, nobody = (User(plane.server, token, context) for token in tokens)
+            admin, node, user, nobody = (Api(plane.server, token, context) for token in tokens)
             server = Server(admin, node, user, nobody, plane=plane)
             try:
                 await _furnish(server)

@@ -1,8 +1,7 @@
 """A cluster on which the chart is installed, from the image, as an operator does it."""
 
 import contextlib
-import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,6 @@ from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster, open_cluster, open_pod_network
 from tests.peers.lab.node import BUSYBOX_FILE, PASSWD, write_image
 from tests.peers.lab.node_state import NODE_PATH, until_allocatable
-from tests.peers.lab.part import Part
 from tests.peers.lab.placing import Programs
 from tests.peers.lab.releases import Release
 from tests.peers.lab.space import until_answer
@@ -64,6 +62,7 @@ def values(release: Release) -> tuple[str, ...]:
         f"library.image.repository={_HAMI}",
         f"extraArgs={{{','.join(extra_args(release))}}}",
         "minReadySeconds=1",
+        "config.report.nodeCondition=true",
     )
 
 
@@ -73,7 +72,6 @@ class Site:
 
     cluster: Cluster
     run: Commands
-    relay: Part
     found: frozenset[str]
     """What was on the node before."""
 
@@ -93,8 +91,12 @@ class Site:
 
     async def install(self, *settings: str) -> None:
         """`helm install` with the values of an operator, and these. Raises AssertionError."""
+        succeeded(await self.try_install(*settings))
+
+    async def try_install(self, *settings: str) -> Ended:
+        """How such an installation ends."""
         given = (*values(self.cluster.release), *settings)
-        await self.run.helm("install", RELEASE, *self._chart(), *_given(given))
+        return await self.run.try_helm("install", RELEASE, *self._chart(), *_given(given))
 
     async def upgrade(self, *settings: str) -> None:
         """`helm upgrade --reset-then-reuse-values`. Raises AssertionError."""
@@ -164,20 +166,12 @@ class Site:
         """What is on the node and was not there before, but for what others keep."""
         return _entries(self.cluster) - self.found - _OTHERS
 
-    def said(self) -> list[Mapping[str, Any]]:
-        """What all agents have logged, line by line, in the order of their pods' names."""
-        return [json.loads(line) for line in self._lines("agent") if line.startswith("{")]
-
     def tail(self, lines: int = 40) -> str:
         """The last words of all containers of the release."""
-        return "\n".join([*self._lines("*")][-lines:]) + "\n" + self.relay.tail()
-
-    def _lines(self, container: str) -> Iterator[str]:
         logs = self.cluster.space.view / "var" / "log" / "pods"
-        for file in sorted(logs.glob(f"{NAMESPACE}_{RELEASE}*/{container}/*.log")):
-            # Stamp, stream, whether it is whole; then the line.
-            for line in file.read_text(errors="replace").splitlines():
-                yield line.split(" ", 3)[-1]
+        files = sorted(logs.glob(f"{NAMESPACE}_{RELEASE}*/*/*.log"))
+        said = [line for one in files for line in one.read_text(errors="replace").splitlines()]
+        return "\n".join(said[-lines:])
 
     @staticmethod
     def _chart() -> tuple[str, ...]:
@@ -186,11 +180,8 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIterator[Site]:
-    """A cluster with pods' network, images and the node's label; nothing is installed yet.
-
-    Raises TimeoutError, OSError, RuntimeError: something of it does not start.
-    """
-    async with open_cluster(programs) as cluster, open_pod_network(cluster) as relay:
+    """A cluster with pods' network, images and the node's label; nothing is installed yet."""
+    async with open_cluster(programs) as cluster, open_pod_network(cluster):
         for file in ("libvgpu.so", "ld.so.preload"):
             (cluster.hook / file).unlink()
         library = cluster.root / "hami.tar"
@@ -200,7 +191,7 @@ async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIter
         await cluster.runtime.tag(f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
         await cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"gpu": "on"}}})
         found = _entries(cluster) - {"/usr/local/vgpu"}
-        yield Site(cluster, Commands(cluster, tools, programs.folder), relay, found)
+        yield Site(cluster, Commands(cluster, tools, programs.folder), found)
 
 
 def _entries(cluster: Cluster) -> frozenset[str]:

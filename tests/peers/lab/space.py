@@ -17,10 +17,7 @@ _QUESTION_STEP: Final = 0.05
 
 
 async def until(holds: Callable[[], bool], within: float, why: Callable[[], str]) -> None:
-    """Return once `holds()` is true.
-
-    Raises TimeoutError: it was not within so many seconds; `why()` is the text.
-    """
+    """Return once `holds()` is true."""
 
     async def look() -> bool:
         return holds()
@@ -31,10 +28,7 @@ async def until(holds: Callable[[], bool], within: float, why: Callable[[], str]
 async def until_answer(
     ask: Callable[[], Awaitable[bool]], within: float, why: Callable[[], str]
 ) -> None:
-    """Return once `ask()` answers true; asked less often, for others have to answer it.
-
-    Raises TimeoutError: it did not within so many seconds; `why()` is the text.
-    """
+    """Return once `ask()` answers true; asked less often, for others have to answer it."""
     await _until(ask, within, why, _QUESTION_STEP)
 
 
@@ -101,10 +95,7 @@ class NodeSpace:
         return Path(f"/proc/{self._first}/root")
 
     async def open(self) -> None:
-        """Make it.
-
-        Raises OSError, TimeoutError: the kernel or a tool refuses; `root`/space.log says why.
-        """
+        """Make it."""
         for group in self._groups():
             group.mkdir()
             for name in ("cpuset.cpus", "cpuset.mems"):

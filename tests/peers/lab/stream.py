@@ -128,10 +128,7 @@ class Stream:
     _count: int = 0
 
     async def run(self, pairs: int = 2) -> None:
-        """Keep so many pods coming and going, until it is over and all are gone.
-
-        Raises TimeoutError: one neither runs nor fails.
-        """
+        """Keep so many pods coming and going, until it is over and all are gone."""
         async with asyncio.TaskGroup() as group:
             for _ in range(pairs):
                 group.create_task(self._one_after_the_other())

@@ -1,30 +1,46 @@
-"""A node's switch between HAMi's plugin and the agent, step by step.
+"""A stand-in for HAMi's NVIDIA device plugin, v2.10, and a node's switch between it and the agent.
 
-What the plugin's stand-in does is in lab/hami_plugin.py.
+The plugin is written after the behaviour of HAMi's, not after the agent: of the agent it has the
+messages of the kubelet's API and the simulated GPUs, and nothing that decides. What HAMi does and
+the agent does not is kept: a pod by the node's lock alone, annotations written before the answer, a
+fresh name for each cache file, one lock directory for all, and a register annotation whose order is
+chance.
+Source: HAMi v2.10 pkg/device-plugin/nvidiadevice (nvinternal/plugin/server.go, register.go).
 """
 
+import asyncio
 import contextlib
 import json
-import ssl
-import subprocess
-import sys
+import random
+import shutil
+import time
+import uuid
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-import yaml
+from typing_extensions import override
 
+from agent import cluster as annotations
 from agent.cluster import Role
-from tests.peers.lab.agents import RESOURCE, SOURCE, Agent
-from tests.peers.lab.api import Object
+from agent.sandbox.hardware import described
+from agent.wire.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerAllocateResponse,
+    DevicePluginOptions,
+    Mount,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+)
+from tests.fakes.plugin import ScriptedPlugin, a_device
+from tests.peers.lab.agents import RESOURCE, Agent
+from tests.peers.lab.api import JSON_PATCH, Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.grants import Container, SeenGrant, grants, rows
-from tests.peers.lab.identities import ADMIN, NODE
-from tests.peers.lab.part import Part
+from tests.peers.lab.node_state import NODE_PATH, notes_of, text_of
 from tests.peers.lab.placement import wall
-from tests.peers.lab.pods import as_seen, key, lives
-from tests.peers.lab.servers import NODE_PATH, NODES, OTHER_NODE, Server, User, marks, real_server
+from tests.peers.lab.pods import as_seen, containers_of, key, lives
 from tests.peers.lab.space import until, until_answer
 
 MANAGER: Final = "nvidia-device-plugin"
@@ -38,29 +54,154 @@ Shares = dict[Container, list[SeenGrant]]
 Manner = Literal["stopped", "killed", "beside"]
 """How HAMi's plugin ends; beside: when the agent serves already."""
 
+_HOOK: Final = "/usr/local/vgpu"
+_SPLIT: Final = 10
+_SCAN: Final = 30.0
+"""Seconds between two reports, which releases before 2.8 need."""
+
+
+class HamiPlugin(ScriptedPlugin):
+    """Serves the node with 80 slices. `pods` are those that it has served, in order."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(
+            cluster.kubelet.plugins, resource=RESOURCE, name="nvidia-gpu.sock", count=0
+        )
+        self.pods: list[str] = []
+        self._cluster = cluster
+        self._gpus = described("h100:8").gpus
+        self._turn = asyncio.Lock()
+        self._reporting: asyncio.Task[None] | None = None
+        self.script.options = DevicePluginOptions(get_preferred_allocation_available=True)
+        ids = [f"{gpu.uuid}-{number}" for gpu in self._gpus for number in range(_SPLIT)]
+        self.devices = [a_device(one) for one in random.sample(ids, len(ids))]
+
+    async def start(self) -> None:
+        """Serve, register with the kubelet once, and report. Raises OSError, GRPCError."""
+        self.path.unlink(missing_ok=True)
+        await self.serve()
+        await self.register()
+        self._reporting = asyncio.get_running_loop().create_task(self._report())
+
+    async def stop(self) -> None:
+        """End as after SIGTERM."""
+        await self.kill()
+        self.path.unlink(missing_ok=True)
+
+    async def kill(self) -> None:
+        """End as after SIGKILL."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        await self.die()
+
+    def tail(self) -> str:
+        """What it has done, for whoever has to find out why."""
+        return f"HAMi's plugin has {self.streams} streams and served {self.pods}"
+
+    @override
+    async def get_preferred_allocation(
+        self, message: PreferredAllocationRequest
+    ) -> PreferredAllocationResponse:
+        return PreferredAllocationResponse()  # nothing: the kubelet picks at will
+
+    @override
+    async def allocate(self, message: AllocateRequest) -> AllocateResponse:
+        """Use up the next group of the pod that the node's lock names."""
+        async with self._turn:
+            lock = notes_of(await self._cluster.api.get(NODE_PATH))[annotations.MUTEX_LOCK]
+            _, namespace, name = lock.split(",")
+            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+            pod = await self._cluster.api.get(path)
+            groups = notes_of(pod)[annotations.TO_ALLOCATE].split(";")
+            number = next(place for place, group in enumerate(groups) if group)
+            devices = [one.split(",") for one in groups[number].split(":") if one]
+            groups[number] = ""
+            notes = {annotations.TO_ALLOCATE: ";".join(groups) + ";"}
+            is_last = not any(groups)
+            if is_last:
+                notes[annotations.BIND_PHASE] = annotations.PHASE_SUCCESS
+            await self._annotate(path, notes)
+            if is_last:
+                pointer = "/metadata/annotations/hami.io~1mutex.lock"
+                test = {"op": "test", "path": pointer, "value": lock}
+                remove = {"op": "remove", "path": pointer}
+                await self._cluster.api.patch(NODE_PATH, [test, remove], JSON_PATCH)
+            self.pods.append(name)
+            return AllocateResponse([self._answer(pod, containers_of(pod)[number], devices)])
+
+    def _answer(
+        self, pod: Object, container: Object, devices: list[list[str]]
+    ) -> ContainerAllocateResponse:
+        name = f"containers/{pod['metadata']['uid']}_{container['name']}"
+        own, lock = self._cluster.hook / name, Path(lock_directory(self._cluster))
+        shutil.rmtree(own, ignore_errors=True)
+        for directory in (own, lock):
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o777)
+        mounts = [
+            Mount(f"{_HOOK}/libvgpu.so", f"{_HOOK}/libvgpu.so", True),
+            Mount(_HOOK, f"{_HOOK}/{name}", False),
+            Mount("/tmp/vgpulock", str(lock), False),  # noqa: S108 -- libvgpu.so's
+            Mount("/etc/ld.so.preload", f"{_HOOK}/ld.so.preload", True),
+        ]
+        limits = {
+            f"CUDA_DEVICE_MEMORY_LIMIT_{number}": f"{device[2]}m"
+            for number, device in enumerate(devices)
+        }
+        envs = limits | {
+            "NVIDIA_VISIBLE_DEVICES": ",".join(dict.fromkeys(device[0] for device in devices)),
+            "CUDA_DEVICE_SM_LIMIT": devices[0][3],
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{_HOOK}/{uuid.uuid4()}.cache",
+            "LIBCUDA_LOG_LEVEL": "1",
+        }
+        return ContainerAllocateResponse(envs=envs, mounts=mounts)
+
+    async def _report(self) -> None:
+        """Before 2.8 again and again, with a sign of life."""
+        is_old = self._cluster.release.is_old
+        while True:
+            notes = {annotations.REGISTER: self._text(is_old=is_old)}
+            if is_old:
+                notes[annotations.HANDSHAKE] = f"Reported {time.strftime('%Y-%m-%d %H:%M:%S')}"
+            await self._annotate(NODE_PATH, notes)
+            await asyncio.sleep(_SCAN if is_old else 1e6)
+
+    def _text(self, *, is_old: bool) -> str:
+        """The register annotation, in an order of chance as that of a Go map; zero is absent."""
+        entries: list[dict[str, object]] = []
+        for gpu in random.sample(self._gpus, len(self._gpus)):
+            name = gpu.name or ""
+            entry = {
+                "id": gpu.uuid,
+                "index": gpu.index,
+                "count": _SPLIT,
+                "devmem": gpu.memory_mib,
+                "devcore": 100,
+                "numa": gpu.numa,
+                "mode": "hami-core",
+                "health": True,
+                "type": f"NVIDIA-{name}" if is_old or not name.startswith("NVIDIA") else name,
+            }
+            entries.append({key: value for key, value in entry.items() if value})
+        if is_old:
+            return text_of([{"numa": 0, "index": 0, **one} for one in entries], colon=True)
+        return json.dumps(entries, separators=(",", ":"))
+
+    async def _annotate(self, path: str, notes: dict[str, str]) -> None:
+        body = {"metadata": {"annotations": notes}}
+        await self._cluster.api.patch(f"{path}?fieldManager={MANAGER}", body)
+
 
 @contextlib.asynccontextmanager
-async def open_hami_plugin(cluster: Cluster) -> AsyncIterator[Part]:
-    """HAMi's plugin, which serves the node with 80 slices; ended afterwards.
-
-    Raises OSError, TimeoutError: it does not start.
-    """
-    command = (
-        *(sys.executable, "-m", "tests.peers.lab.hami_plugin", "--node", NODE, "--gpus", "h100:8"),
-        *("--kubeconfig", str(cluster.plane.kubeconfig(ADMIN))),
-        *("--lock", lock_directory(cluster), "--manager", MANAGER),
-        *(("--old",) if cluster.release.is_old else ()),
-    )
-    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
-    logs = cluster.root / "logs"
-    part = Part("hami-plugin", command, logs, space=cluster.space, environment=environment)
-    part.log.unlink(missing_ok=True)
-    await part.start()
+async def open_hami_plugin(cluster: Cluster) -> AsyncIterator[HamiPlugin]:
+    """HAMi's plugin, which serves the node; ended afterwards. Raises OSError, TimeoutError."""
+    plugin = HamiPlugin(cluster)
     try:
-        await until_serving(cluster, part)
-        yield part
+        await plugin.start()
+        await until_serving(cluster, plugin)
+        yield plugin
     finally:
-        await part.stop()
+        await plugin.stop()
 
 
 def lock_directory(cluster: Cluster) -> str:
@@ -68,7 +209,7 @@ def lock_directory(cluster: Cluster) -> str:
     return str(cluster.root / "vgpulock")
 
 
-async def until_serving(cluster: Cluster, plugin: Part) -> None:
+async def until_serving(cluster: Cluster, plugin: HamiPlugin) -> None:
     """Return once the kubelet and the Node have what HAMi's plugin says. Raises TimeoutError."""
     await until_answer(lambda: offers(cluster, 80), WITHIN, plugin.tail)
     await cluster.nodes.until(cluster.is_sharing, WITHIN, "the Node has no slices")
@@ -118,12 +259,9 @@ async def until_adopted(
 
 
 async def hand_over(
-    cluster: Cluster, theirs: Part, manner: Manner = "stopped"
+    cluster: Cluster, theirs: HamiPlugin, manner: Manner = "stopped"
 ) -> tuple[Agent, float]:
-    """The agent in the place of HAMi's plugin; with the seconds for which slices were away.
-
-    Raises OSError, TimeoutError: it does not come so far.
-    """
+    """The agent in the place of HAMi's plugin; with the seconds for which slices were away."""
     if manner == "beside":
         agent = await cluster.start_agent("--takeover")
         await until(lambda: bool(agent.events("registration.serving")), WITHIN, agent.part.tail)
@@ -138,102 +276,3 @@ async def hand_over(
         agent = await cluster.start_agent()
     await until_answer(lambda: offers(cluster, 80), WITHIN, agent.part.tail)
     return agent, wall() - began
-
-
-def allocated(plugin: Part) -> list[str]:
-    """The pods that HAMi's plugin has served, in order."""
-    lines = map(json.loads, plugin.said().splitlines())
-    return [line["pod"] for line in lines if line["event"] == "allocated"]
-
-
-# A chart in the place of HAMi's: of all its values the one that switches the device plugin off.
-
-_CHART: Final = {"apiVersion": "v2", "name": "hami", "version": "2.10.0"}
-
-
-def write_hami_chart(folder: Path, plugin: Object) -> None:
-    """Write it; `plugin` is the DaemonSet of HAMi's plugin. Raises OSError."""
-    templates = folder / "templates"
-    templates.mkdir(parents=True)
-    (folder / "Chart.yaml").write_text(json.dumps(_CHART))
-    (folder / "values.yaml").write_text(json.dumps({"devicePlugin": {"enabled": True}}))
-    manifest = json.dumps({"apiVersion": "apps/v1", "kind": "DaemonSet", **plugin}, indent=1)
-    text = f"{{{{- if .Values.devicePlugin.enabled }}}}\n{manifest}\n{{{{- end }}}}\n"
-    (templates / "daemonset.yaml").write_text(text)
-
-
-# What the chart makes around the Job after `helm uninstall`, created by hand at an API server.
-
-NAME: Final = "hami-agent-uninstall"
-NAMESPACE: Final = "kube-system"
-_RIGHTS: Final = "/apis/rbac.authorization.k8s.io/v1"
-_POLICIES: Final = "/apis/admissionregistration.k8s.io/v1"
-_INSIDE: Final = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-_COLLECTIONS: Final = {
-    "ServiceAccount": _INSIDE,
-    "ClusterRole": f"{_RIGHTS}/clusterroles",
-    "ClusterRoleBinding": f"{_RIGHTS}/clusterrolebindings",
-    "Role": f"{_RIGHTS}/namespaces/{NAMESPACE}/roles",
-    "RoleBinding": f"{_RIGHTS}/namespaces/{NAMESPACE}/rolebindings",
-    "ValidatingAdmissionPolicy": f"{_POLICIES}/validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": f"{_POLICIES}/validatingadmissionpolicybindings",
-}
-_IN_FORCE: Final = 60.0
-"""Seconds until the server's own watch has brought it a policy: one or two on a quiet machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Confined:
-    """An API server on which the Job could run; `job` has its account's token."""
-
-    server: Server
-    job: User
-    kubeconfig: Path
-    arguments: tuple[str, ...]
-    """What the Job's container is told, behind the program's name."""
-
-
-def hooks(helm: Path) -> list[Object]:
-    """The objects, by the program that renders them. Raises subprocess.CalledProcessError."""
-    chart = SOURCE / "deploy" / "chart" / "hami-agent"
-    command = (helm, "template", "hami-agent", chart, f"--namespace={NAMESPACE}")
-    options = ("--kube-version=1.36", "--show-only=templates/uninstall.yaml")
-    done = subprocess.run(  # noqa: S603 -- built by this repository
-        [*command, *options, "--set=image.repository=hami-agent"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
-
-
-@contextlib.asynccontextmanager
-async def open_confined(binaries: Path, tools: Path) -> AsyncIterator[Confined]:
-    """Returns once the policy is in force. Raises TimeoutError: it is not."""
-    made = hooks(tools / "helm")
-    async with real_server(binaries) as server, contextlib.AsyncExitStack() as stack:
-        for one in made:
-            if one["kind"] in _COLLECTIONS:
-                await server.admin.have("POST", _COLLECTIONS[one["kind"]], one)
-        review = await server.admin.have("POST", f"{_INSIDE}/{NAME}/token", {"spec": {}})
-        token = review["status"]["token"]
-        assert server.plane is not None
-        context = ssl.create_default_context(cafile=server.plane.certificates.ca)
-        job = User(server.plane.server, token, context)
-        stack.push_async_callback(job.close)
-
-        async def is_in_force() -> bool:
-            paths = (NODE_PATH, f"{NODES}/{OTHER_NODE}")
-            tried = [
-                await job.ask("PATCH", f"{path}?dryRun=All", marks(seen="1")) for path in paths
-            ]
-            return {403} == {answer.code for answer in tried} and all(
-                "who cleans up" in answer.told[2] for answer in tried
-            )
-
-        await until_answer(is_in_force, _IN_FORCE, lambda: "the policy is not in force")
-        (container,) = next(
-            one["spec"]["template"]["spec"]["containers"] for one in made if one["kind"] == "Job"
-        )
-        kubeconfig = server.plane.kubeconfig_for("job", token)
-        yield Confined(server, job, kubeconfig, tuple(container["args"]))

@@ -42,11 +42,7 @@ class Table:
     rows: list[FigureRow] = field(default_factory=list)
 
     def add(self, what: str, measured: float, bound: float | None = None, unit: str = "s") -> None:
-        """One more figure; a figure that is there already keeps the worse of both.
-
-        Raises ValueError: it is a count with a bound: no busy machine excuses one that is over, so
-        that it is for `hold`.
-        """
+        """One more figure; a figure that is there already keeps the worse of both."""
         if bound is not None and not unit:
             raise ValueError(f"{what}: a count with a bound is held")
         self._put(FigureRow(what, measured, bound, unit))
@@ -54,10 +50,7 @@ class Table:
     def hold(
         self, what: str, measured: float, bound: float, unit: str = "s", *, far: float = FAR
     ) -> None:
-        """One more figure, which was promised. One without a unit is a count.
-
-        Raises AssertionError: it is `far` times over its bound; a count is over it.
-        """
+        """One more figure, which was promised. One without a unit is a count."""
         self._put(FigureRow(what, measured, bound, unit))
         most = far * bound if unit else bound
         assert measured <= most, f"{what}: {_number(measured, unit)}, not {_number(most, unit)}"

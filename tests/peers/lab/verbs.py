@@ -14,8 +14,7 @@ from tests.peers.lab.agents import SOURCE, Agent
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import ADMIN
-from tests.peers.lab.pods import NAMESPACE, PODS, status_of
-from tests.peers.lab.space import until_answer
+from tests.peers.lab.pods import NAMESPACE, status_of
 
 SECONDS: Final = 60.0
 """Until a verb is taken to hang; on a quiet machine it takes one."""
@@ -42,10 +41,7 @@ class VerbAnswer:
 
 
 async def verb(cluster: Cluster, *words: str, on_node: bool = False) -> VerbAnswer:
-    """Run a verb from anywhere, or on the node itself, with the node's files.
-
-    Raises TimeoutError: it does not end.
-    """
+    """Run a verb from anywhere, or on the node itself, with the node's files."""
     room = cluster.root / "home"
     room.mkdir(exist_ok=True)
     command = (sys.executable, "-m", "agent", *words)
@@ -139,18 +135,6 @@ async def until_reasons(cluster: Cluster, name: str, *reasons: str, within: floa
         raise TimeoutError(f"{error}: {status_of(cluster, name)}") from None
 
 
-async def until_event(cluster: Cluster, name: str, reason: str, within: float = 40.0) -> None:
-    """Return once a pod, and no namesake, has an Event with that reason. Raises TimeoutError."""
-    uid = (await cluster.api.get(f"{PODS}/{name}"))["metadata"]["uid"]
-    query = f"reason={reason},involvedObject.uid={uid}"
-    path = f"/api/v1/namespaces/{NAMESPACE}/events"
-
-    async def is_told() -> bool:
-        return bool((await cluster.api.get(path, fieldSelector=query))["items"])
-
-    await until_answer(is_told, within, lambda: f"{name} has no Event {reason}")
-
-
 # The programs of an operator, run as they run them: helm and kubectl, as the cluster's admin.
 
 COMMAND_SECONDS: Final = 240.0
@@ -234,9 +218,6 @@ def as_advised(pod: Object, said: str) -> Object:
         spec["containers"][0]["resources"]["limits"][less[2]] = less[1].replace(",", "")
     elif said.startswith("drop nodeSelector,"):
         del spec["nodeSelector"]
-    elif said.startswith("create the pod again without schedulerName"):
-        del spec["schedulerName"]
-        metadata.pop("labels", None)
     else:
         raise AssertionError(f"nothing to make of {said!r}")
     return changed

@@ -60,34 +60,25 @@ def test_what_was_asked_since_a_mark_is_told(path):
 
 
 def test_a_sign_of_life_is_left_out_and_nothing_else_that_writes_the_handshake(path):
-    def patch_node(**notes: str | None) -> None:
-        reference = {"resource": "nodes", "name": "a"}
+    told = "Reported 2026-11-23 02:00:00"
+    for notes in (
+        {annotations.HANDSHAKE: told},
+        {annotations.HANDSHAKE: None},
+        {annotations.HANDSHAKE: told, annotations.REGISTER: "x:"},
+        {},
+    ):
         body = {"metadata": {"annotations": notes}}
-        ask(path, "patch", objectRef=reference, requestObject=body)
-
-    patch_node(**{annotations.HANDSHAKE: "Reported 2026-11-23 02:00:00"})
-    assert [] == AuditLog(path).since(0, "me")
-    patch_node(**{annotations.HANDSHAKE: None})
-    patch_node(**{annotations.HANDSHAKE: "Reported 1", annotations.REGISTER: "x:"})
-    patch_node()
+        ask(path, "patch", objectRef={"resource": "nodes"}, requestObject=body)
     assert {"patch nodes": 3} == counted(AuditLog(path).since(0, "me"))
 
 
-@pytest.mark.parametrize(
-    ("looks", "gaps"),
-    [
-        # A gap lasts from the first slice that is missing to the last that comes back.
-        ([(0, 80), (1, 80), (2, 0), (3, 0), (4, 70), (5, 80), (6, 80)], [3.0]),
-        ([(0, 80), (1, 0), (2, 80), (3, 0), (5, 80)], [1.0, 2.0]),
-        ([(0, 80), (1, 0)], []),
-    ],
-)
-def test_gaps_in_what_the_kubelet_offers_are_found_with_their_length(looks, gaps):
+def test_gaps_in_what_the_kubelet_offers_are_found_with_their_length():
+    """One lasts from the first slice that is missing to the last that comes back."""
     capacity = Capacity()
-    for at, count in looks:
-        capacity.look(at, count)
+    for at, count in enumerate((80, 80, 0, 0, 70, 80, 0, 80, 0)):
+        capacity.look(float(at), count)
 
-    assert gaps == capacity.gaps()
+    assert [3.0, 1.0] == capacity.gaps()
 
 
 # Which rejections a time without an agent explains: the kubelet's own, and only in that time.
@@ -179,24 +170,15 @@ def test_a_count_is_over_its_bound_by_one_and_a_time_only_by_far():
 
 
 def test_a_watch_tells_when_a_state_was_first_seen_since_a_moment():
-    def runs(pod) -> bool:
-        return pod["status"]["phase"] == "Running"
-
     watched = Watched()
-    for at, phase, kind in (
-        (1.0, "Pending", "ADDED"),
-        (2.0, "Running", "MODIFIED"),
-        (3.0, "Running", "DELETED"),
-        (4.0, "Pending", "ADDED"),  # another pod of that name
-        (5.0, "Running", "MODIFIED"),
-        (6.0, "Running", "MODIFIED"),
-    ):
+    # The fourth is another pod of that name.
+    for at, phase in enumerate(("Pending", "Running", "Running", "Pending", "Running", "Running")):
         metadata = {"namespace": "default", "name": "pod"}
-        watched.take(Sighting(at, kind, {"metadata": metadata, "status": {"phase": phase}}))
+        watched.take(Sighting(float(at), "ADDED", {"metadata": metadata, "phase": phase}))
 
-    assert [2.0, 5.0, 5.0, None] == [
-        watched.when("default/pod", runs, since=since) for since in (0.0, 3.5, 5.0, 6.5)
-    ]
+    def when(since: float) -> float | None:
+        return watched.when("default/pod", lambda pod: pod["phase"] == "Running", since=since)
+
+    assert [1.0, 4.0, 5.0, None] == [when(since) for since in (0.0, 2.5, 5.0, 5.5)]
     watched.forget()
-    assert None is watched.when("default/pod", runs)
-    assert runs(watched.objects["default/pod"])
+    assert (None, "Running") == (when(0.0), watched.objects["default/pod"]["phase"])

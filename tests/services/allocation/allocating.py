@@ -37,7 +37,7 @@ from tests.builders import (
     an_inventory,
 )
 from tests.fakes.clock import LoopClock
-from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.disk import GatedDisk
 from tests.fakes.kubelet_side import FakeContainers, FakeHookDirs, FakeRecords, FakeWitness
 from tests.services.at_work import at_work
 

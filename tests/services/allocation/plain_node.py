@@ -16,7 +16,7 @@ from agent.reconcile import Reconcile
 from agent.state import StateService
 from tests.builders import NOON, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
-from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeWitness
 from tests.services.at_work import at_work
 from tests.unit.core.allocation.plain_scene import EPOCH, holds

@@ -96,6 +96,7 @@ async def test_what_fails_or_hangs_is_named_and_what_to_do(break_it, refusal, lo
     check_refusal(caught.value, gate, wrong=wrong, todo=todo)
     assert caught.value.transient
     assert {("refused", gate.name.lower()): 1} == desk.results
+    assert [] == desk.said  # the pod's own status shows it
     (line,) = [entry for entry in logs if entry["event"] == "alloc.refused"]
     step, is_known = logged
     told = ("team-a", pod.name, "main") if is_known else (None, None, None)

@@ -51,10 +51,10 @@ async def test_without_a_pod_as_many_ids_are_offered_all_the_same_or_none(troubl
 
 
 async def answered(desk, offered, asked):
-    """The row of a pod for which `offered` were asked about and `asked` are allocated."""
+    """The row of a pod; `offered`: what was asked about, one after the other."""
     desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-    if offered is not None:
-        await desk.service.prefer(offered, (), 1)
+    for each in offered:
+        await desk.service.prefer(each, (), 1)
     await desk.service.allocate(asked)
     (row,) = desk.ledger.rows
     return row
@@ -63,12 +63,13 @@ async def answered(desk, offered, asked):
 @pytest.mark.parametrize(
     ("offered", "asked", "flags"),
     [
-        (OFFERED, ids(0, gpu=1), (True, False)),
-        (OFFERED, ids(0), (True, True)),
-        (ids(0, 1), ids(0), (False, False)),
-        (None, ids(0), (False, False)),
+        ([OFFERED], ids(0, gpu=1), (True, False)),
+        ([OFFERED], ids(0), (True, True)),
+        ([ids(0, 1)], ids(0), (False, False)),
+        ([OFFERED, ids(0, 1)], ids(0), (False, False)),
+        ([], ids(0), (False, False)),
     ],
-    ids=["taken", "ignored", "no id of the GPU is free", "the kubelet does not ask"],
+    ids=["taken", "ignored", "none is free", "none is free at the next", "it does not ask"],
 )
 async def test_a_row_knows_whether_ids_of_its_gpu_were_offered_and_not_taken(offered, asked, flags):
     async with a_desk() as desk:
@@ -79,7 +80,7 @@ async def test_a_row_knows_whether_ids_of_its_gpu_were_offered_and_not_taken(off
 
 async def test_an_offer_counts_for_one_answer():
     async with a_desk() as desk:
-        row = await answered(desk, OFFERED, ids(0, gpu=1))
+        row = await answered(desk, [OFFERED], ids(0, gpu=1))
         desk.lock(None)
         await desk.service.allocate(ids(0))
 

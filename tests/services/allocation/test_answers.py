@@ -38,6 +38,9 @@ async def test_until_a_row_is_on_disk_there_is_no_answer_and_its_pod_counts(is_b
                 desk.bind(placed(2, text))
             assert gate is await outcome(desk, 5)
             assert (False, ()) == (answering.done(), desk.ledger.rows)
+            # An Event on the Node tells a refusal that no pod can show.
+            told = [] if is_bound_then else [("AllocationRefused", True, "")]
+            assert told == [(one.reason, one.warning, one.pod) for one in desk.said]
             desk.disk.gate.set()
 
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]

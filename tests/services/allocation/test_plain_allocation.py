@@ -11,7 +11,7 @@ from agent.kit.timing import CLOSE
 from agent.ledger import ContainerEdits, Holder
 from agent.reconcile import PERIOD, QUIET
 from tests.services.allocation.plain_node import a_node
-from tests.unit.core.allocation.plain_scene import HOLDER, NEXT, a_plain_row, ids
+from tests.unit.core.allocation.plain_scene import HOLDER, a_plain_row, ids
 
 
 def directory(edits: ContainerEdits | Refusal) -> str:
@@ -91,20 +91,6 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
         assert RefusalReason.OVERLAP is (await refused(node, first)).gate
         assert directory(await node.service.allocate(second))
         assert directory(await node.service.allocate(first)), "the kubelet asks again"
-
-
-async def test_the_same_ids_from_the_next_kubelet_get_another_directory_and_the_first_row_is_over():
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0))
-        node.epoch.set(NEXT)
-        assert ids(1) == await node.service.prefer(ids(0, 1), (), 1)
-        second = await node.service.allocate(ids(1))
-        node.book(HOLDER, ids(1))
-        await asyncio.sleep(3 * PERIOD)
-
-        assert directory(first) != directory(second)
-        assert {directory(second)} == node.directories() == node.hooks.names
-        assert {("ok", ""): 2} == node.results
 
 
 async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():

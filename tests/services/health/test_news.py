@@ -173,24 +173,6 @@ async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
         assert bench.driver.scans > 50
 
 
-async def test_a_gpu_in_mig_mode_and_one_of_unknown_memory_are_told_apart():
-    async with leaving_out() as bench:
-        bench.driver.gpus += [a_gpu(index=1, mig_enabled=True), a_gpu(index=2, memory_mib=None)]
-        await bench.rescan()
-
-        assert [0] == bench.indexes
-        assert bench.events[0].text.startswith(
-            f"GPU {a_uuid(1)} is not shared: it is in MIG mode, which is not shared yet; "
-        )
-        assert "preconfiguredMemory" in bench.events[1].text
-        assert 2 == len(bench.events)
-        bench.driver.gpus.append(a_gpu(index=3, name=""))
-        await bench.rescan()
-        assert [a_uuid(3) in event.text for event in bench.events] == [False, False, True]
-        assert "name" in bench.events[2].text
-        assert [0] == bench.indexes
-
-
 @pytest.mark.parametrize(
     ("judged", "gpus", "lost", "told"),
     [({}, [a_gpu(index=2)], (0, 7), [7]), ({a_uuid(0): switched_off(NOON)}, [], (0,), [0])],

@@ -1,7 +1,5 @@
 """The inventory: one change, one generation; what is held or not well never goes out of sight."""
 
-from collections.abc import Mapping
-
 import msgspec
 import pytest
 
@@ -9,12 +7,9 @@ from agent.hami.annotations import told
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (
-    NO_INDEX,
     Condition,
     Gpu,
     GpuFault,
-    GpuUuid,
-    Health,
     Inventory,
     Scan,
     SharingSettings,
@@ -23,164 +18,136 @@ from agent.model import (
     slice_id,
 )
 from tests.builders import a_gpu, a_health, a_uuid
-from tests.fakes.clock import ManualClock
+from tests.fakes.clock import START, ManualClock
 
-# A keeper of the inventory with its cells and its lists.
+G0, G1, G2 = (a_uuid(number) for number in range(3))
+BAD = a_health(condition=Condition.BAD, text="refused [H-RESET]")
+FAULTS = {
+    "lost": GpuFault(G1, "GPU is lost", Trouble.LOST),
+    "silent": GpuFault(G1, "does not answer in time"),
+    "refused": GpuFault(G1, "GPU requires restart"),
+    "nameless": GpuFault("index 1", "GPU is lost", Trouble.LOST),
+    "other": GpuFault("index 2", "Unknown Error"),
+}
+PLAIN = SharingSettings()
+BY_UUID = SharingSettings(filter_uuids=frozenset({G1}))
+BY_INDEX = SharingSettings(filter_indexes=frozenset({1}))
 
 
 class KeepingBench:
-    """What the driver says goes in, what is shared and listed comes out."""
+    """What the driver says goes in, what is shared and listed comes out. `ill`: recalled as bad."""
 
-    def __init__(
-        self,
-        settings: SharingSettings | None = None,
-        recalled: Mapping[GpuUuid, Health] | None = None,
-    ) -> None:
+    def __init__(self, settings: SharingSettings = PLAIN, ill: str = "") -> None:
         self.inventory = Cell(Inventory())
-        self.settings = Cell(settings or SharingSettings())
         self.slices = Cell(SliceList())
+        recalled = {a_uuid(int(n)): BAD for n in ill}
         self.keeper = InventoryKeeper(
-            self.inventory, self.settings, ManualClock(), recalled, slices=self.slices
+            self.inventory, Cell(settings), ManualClock(), recalled, slices=self.slices
         )
 
     def scan(self, *gpus: Gpu, faults: tuple[GpuFault, ...] = ()) -> None:
         self.keeper.found(Scan("570.1", gpus, faults))
 
-    def hold(self, *numbers: int) -> None:
-        held = {a_uuid(n): (slice_id(a_uuid(n), 3),) for n in numbers}
-        self.keeper.hold(held)
+    def do(self, step: str) -> None:
+        """`hold 1`; `01 lost`: a scan that finds GPUs 0 and 1, and these faults; `-`: none."""
+        first, *others = step.split()
+        if first == "hold":
+            self.keeper.hold({a_uuid(int(n)): (slice_id(a_uuid(int(n)), 3),) for n in others})
+        else:
+            found = [a_gpu(index=int(n)) for n in first if n != "-"]
+            self.scan(*found, faults=tuple(FAULTS[word] for word in others))
 
     @property
-    def shown(self) -> list[tuple[int, bool, bool]]:
-        """Index, present and serving of every GPU."""
-        return [(g.gpu.index, g.present, g.serving) for g in self.inventory.value.gpus]
+    def shown(self) -> str:
+        """Each GPU by index: `s` it serves, `p` present and ill, `k` kept out of the offer; `?`."""
+        return " ".join(
+            f"{'?' if gpu.gpu.index < 0 else gpu.gpu.index}"
+            f"{'s' if gpu.serving else 'p' if gpu.present else 'k'}"
+            for gpu in self.inventory.value.gpus
+        )
 
     @property
-    def kept(self) -> dict[str, int]:
-        """The GPUs that are not present, with their indexes."""
-        gpus = self.inventory.value.gpus
-        return {gpu.uuid: gpu.gpu.index for gpu in gpus if not gpu.present}
-
-    @property
-    def generation(self) -> int:
-        return self.inventory.value.generation
+    def left_out(self) -> str:
+        """The GPUs that are said to be left out: those with names by their number."""
+        numbers: dict[str, str] = {a_uuid(n): str(n) for n in range(10)}
+        return " ".join(numbers.get(one.gpu, one.gpu) for one in self.keeper.left_out.value)
 
 
-G0, G1, G2 = (a_uuid(number) for number in range(3))
-LOST = GpuFault(G1, "GPU is lost", Trouble.LOST)
-SILENT = GpuFault(G1, "does not answer in time")
-REFUSED = GpuFault(G1, "GPU requires restart")
-NAMELESS = GpuFault("index 1", "GPU is lost", Trouble.LOST)
-OTHER = GpuFault("index 2", "Unknown Error")
-BAD = a_health(condition=Condition.BAD, text="refused [H-RESET]")
-FILTERED = [
-    SharingSettings(filter_uuids=frozenset({G1})),
-    SharingSettings(filter_indexes=frozenset({1})),
-]
-UNKNOWN = (NO_INDEX, False, False)
-
-
-def gpus(*indexes: int) -> tuple[Gpu, ...]:
-    return tuple(a_gpu(index=index) for index in indexes)
-
-
-def left_out(bench: KeepingBench) -> list[str]:
-    return [fault.gpu for fault in bench.keeper.left_out.value]
-
-
-@pytest.fixture
-def bench() -> KeepingBench:
-    """One with GPUs 0 and 1."""
-    bench = KeepingBench()
-    bench.scan(*gpus(0, 1))
-    return bench
+@pytest.mark.parametrize(
+    ("settings", "ill", "steps"),
+    [
+        # One that vanished is gone unless a slice of it is held, and may come back.
+        (PLAIN, "", "01 => 0s 1s; hold 1; 0 => 0s 1k; -; 01 => 0s 1s; 0; hold => 0s"),
+        # Held ones that nobody has seen are named alone and take no index of another.
+        (PLAIN, "", "hold 8 9; 0 => 0s ?k ?k; 01 => 0s 1s ?k ?k; 019 => 0s 1s 9s ?k"),
+        # A lost one stays in view, and one that is silent for now stays as it was.
+        (PLAIN, "", "01; 0 silent => 0s 1s; 0 lost => 0s 1k / 1"),
+        # A filtered one is out without a word, but stays while it is held.
+        *(
+            (one, "", "01 => 0s; 0 lost => 0s; 01; 0 silent => 0s; 01; hold 1 => 0s 1k; 0 => 0s 1k")
+            for one in (BY_UUID, BY_INDEX)
+        ),
+        (BY_UUID, "", "01; hold 1; 0; hold; 0 lost => 0s"),
+        # One remembered as ill that the driver does not describe is in view until it is missed.
+        (PLAIN, "1", "0 refused => 0s ?k / 1; 0 => 0s"),
+        (PLAIN, "1", "0 lost => 0s ?k / 1"),
+        *((BY_UUID, "1", f"0 {fault} => 0s") for fault in ("refused", "lost", "silent")),
+        (BY_INDEX, "1", "0 nameless => 0s"),
+        # The one fault without a name is the one that is missing, and tells its index.
+        (PLAIN, "1", "0 nameless => 0s 1k / 1"),
+        (PLAIN, "", "hold 1; 0 nameless => 0s 1k / 1"),
+        (PLAIN, "12", "0 nameless other => 0s / index 1 index 2"),
+    ],
+)
+def test_gpus_are_shared_kept_in_view_or_left_out(settings, ill, steps):
+    bench = KeepingBench(settings, ill)
+    for step in steps.split("; "):
+        deed, _, expected = step.partition(" => ")
+        bench.do(deed)
+        shown, _, left_out = expected.partition(" / ")
+        assert not expected or (shown, left_out) == (bench.shown, bench.left_out), deed
 
 
 def test_nothing_is_published_or_listed_before_the_first_scan():
     bench = KeepingBench()
     bench.keeper.judged({G0: BAD})
-    bench.hold(0)
+    bench.do("hold 0")
 
     assert (Inventory(), SliceList()) == (bench.inventory.value, bench.slices.value)
-    bench.hold()
+    bench.do("hold")
     bench.scan()
     assert SliceList(generation=1) == bench.slices.value
 
 
-def test_a_scan_or_a_verdict_raises_the_generation_once_and_only_if_it_is_new(bench):
+def test_a_found_gpu_is_shared_as_the_settings_say_and_is_ok_from_then_on():
+    bench = KeepingBench(SharingSettings(split_count=4, memory_scaling=1.5, core_scaling=0.5))
+    bench.scan(a_gpu(name="Tesla T4", memory_mib=15361))
+    gpu = bench.inventory.value.gpus[0]
+
+    assert (4, 23041, 50) == (gpu.split_count, gpu.registered_mib, gpu.core_percent)
+    assert ("NVIDIA-Tesla T4", "hami-core") == (gpu.type_name, gpu.mode)
+    assert (Condition.OK, START) == (gpu.health.condition, gpu.health.since)
+
+
+def test_a_scan_or_a_verdict_raises_the_generation_once_and_only_if_it_is_new():
+    bench = KeepingBench()
+    bench.do("01")
     before = bench.inventory.value
-    bench.scan(*gpus(1, 0))
+    bench.scan(a_gpu(index=1), a_gpu(index=0))
     assert before is bench.inventory.value
     for _ in range(2):
         bench.keeper.judged({G0: BAD, G1: BAD})
 
-    assert ([(0, True, False), (1, True, False)], 2) == (bench.shown, bench.generation)
-
-
-def test_a_gpu_that_vanished_is_gone_unless_a_slice_of_it_is_held_and_may_come_back(bench):
-    bench.hold(1)
-    bench.scan(*gpus(0))
-    assert [(0, True, True), (1, False, False)] == bench.shown
-    bench.scan()
-    bench.scan(*gpus(0, 1))
-    assert [(0, True, True), (1, True, True)] == bench.shown
-    bench.scan(*gpus(0))
-    bench.hold()
-    assert [(0, True, True)] == bench.shown
-
-
-def test_held_gpus_that_nobody_has_seen_are_named_alone_and_take_no_index_of_another():
-    bench = KeepingBench()
-    bench.hold(8, 9)
-    bench.scan(*gpus(0))
-    unknown = bench.inventory.value.gpus[1]
-
-    assert (a_uuid(8), 0, "") == (unknown.uuid, unknown.registered_mib, unknown.gpu.name)
-    assert [(0, True, True), UNKNOWN, UNKNOWN] == bench.shown
-    bench.scan(*gpus(0, 1))
-    assert [(0, True, True), (1, True, True), UNKNOWN, UNKNOWN] == bench.shown
-    bench.scan(*gpus(0, 1, 9))
-    assert [(0, True, True), (1, True, True), (9, True, True), UNKNOWN] == bench.shown
-
-
-def test_a_lost_gpu_stays_in_view_and_one_that_is_silent_for_now_stays_as_it_was(bench):
-    bench.scan(*gpus(0), faults=(SILENT,))
-    assert ([(0, True, True), (1, True, True)], []) == (bench.shown, left_out(bench))
-    bench.scan(*gpus(0), faults=(LOST,))
-    lost = bench.inventory.value.gpus[1]
-
-    assert ([(0, True, True), (1, False, False)], [G1]) == (bench.shown, left_out(bench))
-    assert lost.wanted
-    assert lost.unavailable_reason.startswith("is not shared: GPU is lost; ")
-
-
-@pytest.mark.parametrize("settings", FILTERED)
-def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(settings):
-    bench = KeepingBench(settings)
-    bench.scan(*gpus(0, 1))
-    assert ([(0, True, True)], []) == (bench.shown, left_out(bench))
-    for fault in (LOST, SILENT):
-        bench.scan(*gpus(0), faults=(fault,))
-        assert [] == left_out(bench)
-        bench.scan(*gpus(0, 1))
-    bench.hold(1)
-    held = bench.inventory.value.gpus[1]
-    assert [(0, True, True), (1, False, False)] == bench.shown
-    assert ("NVIDIA H100 80GB HBM3", True, False) == (held.gpu.name, held.there, held.wanted)
-    bench.scan(*gpus(0))
-    assert not bench.inventory.value.gpus[1].there
-    bench.hold()
-    bench.scan(*gpus(0), faults=(LOST,))
-    assert [(0, True, True)] == bench.shown
+    assert ("0p 1p", 2) == (bench.shown, bench.inventory.value.generation)
 
 
 @pytest.mark.parametrize(
     ("settings", "gpu", "says"),
     [
         (SharingSettings(mode="mig"), a_gpu(), "sharing.operatingMode"),
-        (SharingSettings(), a_gpu(mig_enabled=True), "it is in MIG mode"),
-        (SharingSettings(), a_gpu(memory_mib=None), "sharing.preconfiguredMemoryMiB"),
-        (SharingSettings(), a_gpu(name=""), "does not report its name"),
+        (PLAIN, a_gpu(mig_enabled=True), "it is in MIG mode"),
+        (PLAIN, a_gpu(memory_mib=None), "sharing.preconfiguredMemoryMiB"),
+        (PLAIN, a_gpu(name=""), "does not report its name"),
     ],
 )
 def test_why_a_gpu_is_left_out_is_said(settings, gpu, says):
@@ -188,80 +155,49 @@ def test_why_a_gpu_is_left_out_is_said(settings, gpu, says):
     bench.scan(gpu)
 
     (why,) = bench.keeper.left_out.value
-    assert [] == bench.shown
+    assert "" == bench.shown
     assert says in why.text
     assert ("it is in MIG mode" in why.text) is gpu.mig_enabled
     assert why.index == gpu.index
 
 
-# GPUs remembered as not well that the driver does not describe: in view, and offered to nobody.
-
-
-def remembering(settings=None, recalled=None) -> KeepingBench:
-    """One that remembers GPU 1 as bad, unless other things are recalled."""
-    return KeepingBench(settings, {G1: BAD} if recalled is None else recalled)
-
-
-@pytest.mark.parametrize("fault", [REFUSED, LOST])
-def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_annotation(fault):
-    bench = remembering()
-    bench.scan(*gpus(0), faults=(fault,))
+@pytest.mark.parametrize("fault", ["refused", "lost"])
+def test_one_in_view_alone_has_its_health_no_slice_and_no_place_in_the_annotation(fault):
+    bench = KeepingBench(ill="1")
+    bench.do(f"0 {fault}")
     kept = bench.inventory.value.gpus[1]
 
     assert (G1, BAD, False) == (kept.uuid, kept.health, kept.serving)
     assert (0, "is bad: refused [H-RESET]") == (kept.split_count, kept.unavailable_reason)
-    assert fault.lost is not kept.there
+    assert (fault == "refused") is kept.there
     assert [10, 0] == [len(group.ids) for group in bench.slices.value.groups]
     assert [G0] == [gpu.uuid for gpu in told(bench.inventory.value)]
-    bench.scan(*gpus(0), faults=(msgspec.structs.replace(fault, index=1),))
-    assert {G1: 1} == bench.kept
+    bench.scan(a_gpu(index=0), faults=(msgspec.structs.replace(FAULTS[fault], index=1),))
+    assert "0s 1k" == bench.shown
 
 
-@pytest.mark.parametrize(
-    ("settings", "fault", "named"),
-    [
-        (FILTERED[0], REFUSED, []),
-        (FILTERED[0], LOST, []),
-        (FILTERED[0], SILENT, []),
-        (FILTERED[1], NAMELESS, []),
-    ],
-)
-def test_one_that_is_filtered_out_is_not_kept(settings, fault, named):
-    bench = remembering(settings)
-    bench.scan(*gpus(0), faults=(fault,))
+def test_one_in_view_keeps_its_facts_and_says_why_it_is_there():
+    bench = KeepingBench(BY_UUID)
+    for step in ("01", "hold 1"):
+        bench.do(step)
+    held = bench.inventory.value.gpus[1]
+    assert ("NVIDIA H100 80GB HBM3", True, False) == (held.gpu.name, held.there, held.wanted)
+    bench.do("0")
+    assert not bench.inventory.value.gpus[1].there
 
-    assert ({}, named) == (bench.kept, left_out(bench))
-
-
-def test_the_one_fault_without_a_name_is_the_one_that_is_missing_and_tells_its_index():
-    bench = remembering()
-    bench.scan(*gpus(0), faults=(NAMELESS,))
-    assert ({G1: 1}, [G1]) == (bench.kept, left_out(bench))
-    held = remembering(recalled={})
-    held.hold(1)
-    held.scan(*gpus(0), faults=(NAMELESS,))
-    assert {G1: 1} == held.kept
-
-
-def test_of_several_that_are_missing_nobody_knows_which_is_which():
-    bench = remembering(recalled={G1: BAD, G2: BAD})
-    bench.scan(*gpus(0), faults=(NAMELESS, OTHER))
-
-    assert ({}, ["index 1", "index 2"]) == (bench.kept, left_out(bench))
-
-
-# The list: one per change, all slices of a GPU alike, held ids always in.
-
-
-def ids(bench: KeepingBench, gpu: int = 0) -> tuple[str, ...]:
-    return bench.slices.value.groups[gpu].ids
+    bench = KeepingBench()
+    for step in ("01", "0 lost"):
+        bench.do(step)
+    lost = bench.inventory.value.gpus[1]
+    assert lost.wanted
+    assert lost.unavailable_reason.startswith("is not shared: GPU is lost; ")
 
 
 def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_none():
     bench = KeepingBench(SharingSettings(numa_topology=True))
-    bench.scan(*gpus(0, 1, 2), a_gpu(index=3, numa=1))
+    bench.scan(*(a_gpu(index=number) for number in range(3)), a_gpu(index=3, numa=1))
     lists = [bench.slices.value]
-    bench.keeper.judged({a_uuid(number): BAD for number in range(3)})
+    bench.keeper.judged(dict.fromkeys((G0, G1, G2), BAD))
     lists.append(bench.slices.value)
     bench.keeper.judged({G0: a_health(condition=Condition.BAD, text="another text")})
 

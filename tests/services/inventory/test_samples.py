@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agent.allocate.service import AllocateStep
-from agent.errors import DriverError
+from agent.errors import DriverError, StateError
 from agent.inventory import LEAST, SAMPLE_PERIOD, Discovery, NodeCheck, Samples, Withholder
 from agent.kit.cell import Cell
 from agent.model import (
@@ -178,62 +178,24 @@ async def test_a_gpu_for_which_the_driver_fails_is_asked_for_sooner_than_one_tha
     assert [0, *((1, 3, 7) if may_pass else ()), 60, 120] == found
 
 
-# How often the node is looked at, and what is told; the scenes are those of tests/app.
+async def test_a_storm_of_refusals_makes_two_looks_a_second_and_changes_the_list_no_oftener():
+    """The scenes of what is looked at are those of tests/app."""
+    looks, changes = 0, []
 
+    async def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks % 2:
+            raise StateError("/state is full.")
 
-class FullPlace:
-    """Something that is looked at: well, wrong, or hanging."""
-
-    def __init__(self) -> None:
-        self.error = None
-        self.looks = 0
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def check(self) -> None:
-        self.looks += 1
-        await self.answers.wait()
-        if self.error is not None:
-            raise self.error
-
-
-class WithheldRoom:
-    def __init__(self) -> None:
-        self.disk, self.library = FullPlace(), FullPlace()
-        self.told = []
-        self.changes = []
-        looks = (
-            NodeCheck(AllocateStep.WRITE, self.disk.check),
-            NodeCheck(AllocateStep.HOOK, self.library.check),
-        )
-        self.withholder = Withholder(looks, self._withhold, self.told.append)
-
-    def _withhold(self, state):
-        self.changes.append((asyncio.get_running_loop().time(), state))
-
-    @property
-    def withheld(self):
-        return bool(self.withholder.reasons.value)
-
-    @property
-    def reasons(self):
-        return self.withholder.reasons.value
-
-
-@contextlib.asynccontextmanager
-async def a_room():
-    room = WithheldRoom()
-    async with at_work(room.withholder.run):
-        await asyncio.sleep(0)
-        yield room
-
-
-async def test_a_storm_of_refusals_makes_two_looks_a_second():
-    async with a_room() as room:
+    place = NodeCheck(AllocateStep.WRITE, check)
+    withholder = Withholder((place,), changes.append, lambda _: None)
+    async with at_work(withholder.run):
         await asyncio.sleep(1)
-        looks = room.disk.looks
+        before = looks
         for _ in range(1000):
-            room.withholder.look()
+            withholder.look()
             await asyncio.sleep(0.01)
 
-        assert room.disk.looks - looks <= 10 / LEAST + 1
+    assert 2 < looks - before <= 10 / LEAST + 1
+    assert 2 < len(changes) <= looks

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 import errno
 
 import msgspec
@@ -17,7 +18,7 @@ from agent.reconcile import PERIOD, RETRY, Reconcile
 from agent.state import StateService
 from tests.builders import G1, G2, NOON, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
-from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeRecords, FakeWitness
 from tests.services.at_work import at_work
 
@@ -278,20 +279,29 @@ async def test_a_mismatch_is_counted_within_three_seconds_and_once_even_by_a_new
 
 
 @pytest.mark.parametrize(
-    ("row", "held"),
-    [(msgspec.structs.replace(ROW, epoch=NEXT), SLICE), (OFFERED, ELSEWHERE)],
-    ids=["of the kubelet before", "mismatched"],
+    ("row", "held", "is_silent"),
+    [
+        (msgspec.structs.replace(ROW, epoch=NEXT), SLICE, False),
+        (OFFERED, ELSEWHERE, False),
+        (msgspec.structs.replace(ROW, answered_at=NOON - dt.timedelta(hours=1)), SLICE, True),
+    ],
+    ids=["a full disk", "a full disk, mismatched", "a silent kubelet"],
 )
-async def test_what_a_disk_did_not_take_is_written_and_counted_at_the_next_look(row, held):
+async def test_what_could_not_be_read_or_written_is_done_and_counted_at_the_next_look(
+    row, held, is_silent
+):
     async with a_scene(row) as scene:
         scene.witness.admit(POD, main=held)
-        scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
+        if is_silent:
+            scene.witness.failures = [KubeletError("gone")]
+        else:
+            scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
         scene.see(POD)
         await asyncio.sleep(0.1)
         assert ([False], 0) == ([row.confirmed for row in scene.rows], counted(scene))
         scene.disk.faults.revive()
 
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(RETRY + 1)
 
         assert [True] == [row.confirmed for row in scene.rows]
         assert (held == ELSEWHERE) == counted(scene)

@@ -5,7 +5,7 @@ All on virtual time, without sockets.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -270,106 +270,66 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
 # Another plugin for our resource that comes and goes: told once, and the registration renewed.
 
 
-SOON = 2 * SETTLE
-LATER = LOOK_AGAIN + SOON
-CONFLICT = ["PluginConflict"]
-
-
 class Side:
-    """Plays the other plugin's socket and our registration."""
+    """Plays the other plugin's socket (None: there is none) and our registration."""
 
-    def __init__(self, *, answers: bool | None = None) -> None:
+    def __init__(self, answers: bool | None) -> None:  # noqa: FBT001 -- as `answers()` says it
         self.resource = Cell("nvidia.com/gpu")
         self.is_answering = answers
         self.registration_id: int | None = 0
         self.renewed = 0
         self.said: list[str] = []
-        self.heard: Callable[[str], None] = lambda _: None
-
-    def answers(self) -> bool | None:
-        return self.is_answering
+        self.rivals = Rivals(
+            Path("/d"), self.resource, self, lambda one: self.said.append(one.reason)
+        )  # type: ignore[arg-type]
+        self.rivals.answers = lambda: self.is_answering  # type: ignore[method-assign]
 
     def renew(self) -> None:
         self.renewed += 1
         self.registration_id = self.renewed
 
-    def becomes(self, answers: bool | None) -> None:  # noqa: FBT001 -- as `answers()` says it
-        self.is_answering = answers
-        self.heard("nvidia-gpu.sock")
-
-    def stops(self) -> None:
-        """Our registration is over, as when the kubelet stops."""
-        self.registration_id = None
-
-    def registers(self) -> None:
-        self.registration_id = 7
-
-
-@contextlib.asynccontextmanager
-async def watched(side: Side):
-    rivals = Rivals(Path("/d"), side.resource, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
-    rivals.answers = side.answers  # type: ignore[method-assign]
-    side.heard = rivals.heard
-    async with at_work(rivals.run):
-        await asyncio.sleep(SOON)
-        yield
-
-
-def comes(side: Side) -> None:
-    side.becomes(True)
-
-
-def something_else_comes(side: Side) -> None:
-    side.heard("kubelet_internal_checkpoint")
-
-
-def goes(side: Side) -> None:
-    side.becomes(None)
-
-
-def is_killed(side: Side) -> None:
-    """Its socket stays, and nobody is told."""
-    side.is_answering = False
+    async def do(self, word: str) -> None:
+        """`killed`: its socket stays, and nobody is told. `stop`, `know`: our registration."""
+        if word in ("soon", "later"):
+            await asyncio.sleep(2 * SETTLE + (LOOK_AGAIN if word == "later" else 0.0))
+        elif word in ("stop", "know"):
+            self.registration_id = None if word == "stop" else 7
+        else:
+            states = {"comes": True, "goes": None, "killed": False}
+            self.is_answering = states.get(word, self.is_answering)
+            if word != "killed":
+                name = "kubelet_internal_checkpoint" if word == "other" else "nvidia-gpu.sock"
+                self.rivals.heard(name)
 
 
 @pytest.mark.parametrize(
-    ("answers", "steps", "renewed", "said"),
+    ("answers", "steps", "renewed", "told"),
     [
-        (None, [comes, SOON, 60], 0, CONFLICT),
-        (None, [comes, SOON, goes, SOON], 1, CONFLICT),
-        (None, [comes, SOON, something_else_comes, goes, SOON, 60], 1, CONFLICT),
-        (None, [comes, SOON, is_killed, LATER], 1, CONFLICT),
-        (None, [comes, goes, SOON], 1, []),
-        (True, [goes, Side.stops, LATER], 0, []),
-        (False, [goes, LATER], 0, []),
-        (True, [Side.stops, LATER, goes, SOON], 0, []),
-        (True, [Side.stops, LATER, goes, SOON, comes, LATER], 0, CONFLICT),
-        (True, [Side.stops, LATER, goes, Side.registers, SOON], 0, []),
-        (True, [Side.stops, LATER, goes, Side.registers, SOON, comes, LATER], 0, CONFLICT),
-        (True, [Side.registers, LATER, goes, SOON], 1, []),
-    ],
-    ids=[
-        "it is told once when it comes",
-        "when it is gone the registration is renewed",
-        "and only once",
-        "one that is killed is missed soon although its socket stays",
-        "one that came and went between two looks counts",
-        "a stream that ended with it is renewed already",
-        "a dead socket that is removed disturbs nobody",
-        "a starting kubelet sweeps the socket of a living one",
-        "which makes it anew",
-        "a kubelet that knows us again swept it",
-        "and that one makes it anew",
-        "one that goes after the kubelet's start is missed",
+        (None, "comes soon later", 0, 1),
+        # When it is gone the registration is renewed, and only once.
+        (None, "comes soon goes soon", 1, 1),
+        (None, "comes soon other goes soon later later", 1, 1),
+        (None, "comes soon killed later", 1, 1),
+        # One that came and went between two looks counts.
+        (None, "comes goes soon", 1, 0),
+        # A stream that ended with it is renewed already; a dead socket disturbs nobody.
+        (True, "goes stop later", 0, 0),
+        (False, "goes later", 0, 0),
+        # A starting kubelet sweeps the socket of a living one, which makes it anew.
+        (True, "stop later goes soon", 0, 0),
+        (True, "stop later goes soon comes later", 0, 1),
+        # A kubelet that knows us again swept it, and that one makes it anew.
+        (True, "stop later goes know soon", 0, 0),
+        (True, "stop later goes know soon comes later", 0, 1),
+        # One that goes after the kubelet's start is missed.
+        (True, "know later goes soon", 1, 0),
     ],
 )
-async def test_another_plugin_is_told_once_and_missed_when_it_goes(answers, steps, renewed, said):
-    side = Side(answers=answers)
-    async with watched(side):
-        for step in steps:
-            if callable(step):
-                step(side)
-            else:
-                await asyncio.sleep(step)
+async def test_another_plugin_is_told_once_and_missed_when_it_goes(answers, steps, renewed, told):
+    side = Side(answers)
+    async with at_work(side.rivals.run):
+        await side.do("soon")
+        for word in steps.split():
+            await side.do(word)
 
-    assert (renewed, said) == (side.renewed, side.said)
+    assert (renewed, ["PluginConflict"] * told) == (side.renewed, side.said)
