@@ -90,6 +90,7 @@ async def test_what_would_refuse_every_pod_takes_all_slices_until_it_is_mended(
     host = DamagedNode(tmp_path / "plugins")
     front = joined(host.driver, places=host.places, plugins=str(host.plugins))
     async with running(front) as node:
+        await asyncio.sleep(1)  # past the ticks of the start
         assert ([G0, G1], [G0, G1]) == offered(node)
         damage(host)
         await asyncio.sleep(WITHIN)
