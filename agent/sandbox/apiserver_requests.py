@@ -81,7 +81,10 @@ def json_patch(target: Json, operations: Sequence[Any]) -> Json:
         *parts, last = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
         holder: Any = result
         for part in parts[1:]:
-            holder = holder.get(part) if isinstance(holder, dict) else None
+            if isinstance(holder, list) and part.isdecimal() and int(part) < len(holder):
+                holder = holder[int(part)]
+            else:
+                holder = holder.get(part) if isinstance(holder, dict) else None
         if not isinstance(holder, dict) or (last not in holder and name != "add"):
             raise InvalidError(f"{name} operation does not apply: doc is missing path: {path}")
         if name == "test":

@@ -9,7 +9,6 @@ from agent.model import GpuUuid
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.loop import SchedulerModel
-from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
@@ -40,17 +39,9 @@ def register_of(*uuids: str, healthy: bool = True) -> str:
 class FakeCluster:
     """One store with one node `n1`, and the scheduler beside it."""
 
-    def __init__(
-        self,
-        *uuids: str,
-        eager: bool = False,
-        history: int = 1000,
-        settings: SchedulerSettings | None = None,
-    ) -> None:
-        self.store = ObjectStore(LoopClock(), Seeded(), history)
-        self.scheduler = SchedulerModel(
-            self.store, LoopClock(), Seeded(), eager=eager, settings=settings
-        )
+    def __init__(self, *uuids: str, eager: bool = False) -> None:
+        self.store = ObjectStore(LoopClock(), Seeded())
+        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded(), eager=eager)
         self.store.create(
             "nodes",
             {
@@ -64,12 +55,10 @@ class FakeCluster:
         self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded())
         return self
 
-    def submit(
-        self, name: str, memory_mib: int = 1000, annotations: dict[str, str] | None = None
-    ) -> Json:
+    def submit(self, name: str, memory_mib: int = 1000) -> Json:
         limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": memory_mib}
         pod: Json = {
-            "metadata": {"name": name, "annotations": annotations or {}},
+            "metadata": {"name": name, "annotations": {}},
             "spec": {"containers": [{"name": "c0", "resources": {"limits": limits}}]},
         }
         return self.store.create("pods", admit_pod(pod, self.scheduler.settings))

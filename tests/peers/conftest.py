@@ -20,7 +20,7 @@ from tests.marking import on_real_time
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, kept, open_cluster
 from tests.peers.lab.node_state import remove_pods, until_allocatable
-from tests.peers.lab.nodes import NodeUnderTest, RealNode, open_model_node
+from tests.peers.lab.nodes import NodeUnderTest, ProbePlugin, RealNode, open_model_node
 from tests.peers.lab.placing import Programs
 from tests.peers.lab.releases import MODEL, Release, impossible, release_of
 from tests.peers.lab.requests import asked_beyond_rights
@@ -88,7 +88,7 @@ def pytest_runtest_makereport(
     """With a failure come the last words of every program of the cluster."""
     report = yield
     used = getattr(item, "funcargs", {})
-    site = used.get("site")
+    site = used.get("site") or used.get("site_of_module")
     if report.failed and isinstance(site, Site):
         report.sections.append(("last words of the release", site.tail()))
     cluster = used.get("cluster") or getattr(used.get("node") or site, "cluster", None)
@@ -99,26 +99,30 @@ def pytest_runtest_makereport(
     return report
 
 
+def named(variable: str) -> Path | None:
+    """What tests/peers/run has built, or who runs the tests has named."""
+    text = os.environ.get(variable)  # noqa: TID251 -- as said
+    return Path(text).absolute() if text else None
+
+
 @pytest.fixture(scope="session")
 def programs() -> Programs:
     """What tests/peers/run has built; HAMI_PEERS_SCHEDULER names a scheduler of HAMi's own."""
-    environ = os.environ  # noqa: TID251 -- said by tests/peers/run, and by who runs it
-    folder, scheduler = environ.get("HAMI_PEERS_BIN"), environ.get("HAMI_PEERS_SCHEDULER")
+    folder = named("HAMI_PEERS_BIN")
     if folder is None:
         pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
-    named = Path(scheduler) if scheduler else None
-    return Programs(Path(folder), named, release_of_scheduler())
+    return Programs(folder, named("HAMI_PEERS_SCHEDULER"), release_of_scheduler())
 
 
 @functools.cache
 def release_of_scheduler() -> Release:
     """Of which release the scheduler is that HAMI_PEERS_SCHEDULER names, or our model of it."""
-    environ = os.environ  # noqa: TID251 -- said by who runs the tests
-    scheduler = environ.get("HAMI_PEERS_SCHEDULER")
-    if not scheduler:
+    scheduler = named("HAMI_PEERS_SCHEDULER")
+    if scheduler is None:
         return MODEL
+    said = os.environ.get("HAMI_PEERS_SCHEDULER_RELEASE")  # noqa: TID251 -- by who runs the tests
     try:
-        return release_of(Path(scheduler), environ.get("HAMI_PEERS_SCHEDULER_RELEASE"))
+        return release_of(scheduler, said)
     except (OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -138,20 +142,15 @@ def leave_out(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def tools() -> Path:
-    """The folder with helm, which tests/peers/run has built."""
-    folder = os.environ.get("HAMI_CHART_TOOLS")  # noqa: TID251 -- said by tests/peers/run
-    if folder is None:
-        leave_out("there is no helm: `tests/chart/build --lacks` says why")
-    return Path(folder)
+    """The folder with helm."""
+    return named("HAMI_CHART_TOOLS") or leave_out("no helm: `tests/chart/build --lacks` says why")
 
 
 @pytest.fixture(scope="session")
 def archive() -> Path:
     """The image of the agent: what HAMI_IMAGE_ARCHIVE names, or what tests/peers/run has built."""
-    named = os.environ.get("HAMI_IMAGE_ARCHIVE")  # noqa: TID251 -- said by who runs the tests
-    if named is None and not ARCHIVE.exists():
-        leave_out("there is no image: `deploy/image/build --lacks` says why")
-    return Path(named or ARCHIVE).absolute()
+    archive = named("HAMI_IMAGE_ARCHIVE") or ARCHIVE
+    return archive if archive.exists() else leave_out("no image: see `deploy/image/build --lacks`")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -249,6 +248,13 @@ async def node(place: Cluster | None, tmp_path: Path) -> AsyncIterator[NodeUnder
         yield RealNode(place)
         return
     async with kept(open_model_node(tmp_path)) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def plugin(node: NodeUnderTest) -> AsyncIterator[ProbePlugin]:
+    """A registered plugin on that node, whose four ids are healthy."""
+    async with node.plugin() as made:
         yield made
 
 

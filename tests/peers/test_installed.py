@@ -272,32 +272,6 @@ def waiting_for(site):
     return {state["waiting"]["reason"] for state in states if "waiting" in state}
 
 
-async def test_refused_settings_change_nothing_and_are_told(site, table):
-    cluster = site.cluster
-    (before,) = site.agents
-    began = now()
-
-    await site.upgrade("config.profiles[0].name=bad", "config.profiles[0].match.labels=pool in (")
-    await until_answer(lambda: is_told(cluster, "ConfigRejected"), 120.0, site.tail)
-    table.add("helm upgrade with a refused setting → Event on the Node", now() - began)
-
-    await rolled_out(site)
-    (after,) = site.agents
-    assert lives(before) == lives(after)
-    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
-    await site.run.kubectl("-n", "kube-system", "rollout", "restart", "daemonset/hami-agent")
-    await rolled_out(site)
-    # By the last good ones, which are on the node.
-    await site.until_serving()
-    await run(cluster, a_telling_pod(cluster, "by-last-good"))
-    await site.rollback()
-
-
-async def is_told(cluster, reason):
-    events = (await cluster.api.get("/api/v1/namespaces/default/events"))["items"]
-    return reason in {one["reason"] for one in events if one["involvedObject"]["kind"] == "Node"}
-
-
 async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_of_the_next(site):
     cluster = site.cluster
     # It has no program of the agent's, as an older image has no such verb.
@@ -418,19 +392,7 @@ async def test_of_both_plugins_the_first_keeps_the_node(site_of_module):
     assert frozenset() == await cluster.kubelet.allocatable(RESOURCE)
 
     await remove_other(cluster, "default")
-    await look_again(site, NAMESPACE, "app.kubernetes.io/name=hami-agent")
-    await site.until_serving()
     await site.uninstall()
-
-
-async def look_again(site, namespace, label):
-    """As GUIDE.md says: the scheduler leaves a pod that waits alone for up to 5 minutes.
-
-    It looks again when a pod is gone that all terms of the anti-affinity match, and each of ours
-    matches another plugin.
-    """
-    where = (f"--namespace={namespace}", f"--selector={label}")
-    await site.run.kubectl("delete", "pods", *where, "--field-selector=status.phase=Pending")
 
 
 def told(pods):

@@ -23,7 +23,6 @@ from tests.peers.lab.grants import (
 )
 from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.node_state import gpu_uuids, until_allocatable, until_unlocked
-from tests.peers.lab.nodes import processes, until_at_rest
 from tests.peers.lab.placement import (
     ALL_HEALTHY,
     REGISTERED,
@@ -33,15 +32,7 @@ from tests.peers.lab.placement import (
     until_kubelet_says,
     wall,
 )
-from tests.peers.lab.pods import (
-    a_pod,
-    a_telling_pod,
-    gpus_held,
-    lives_of,
-    run,
-    until_running,
-    until_told,
-)
+from tests.peers.lab.pods import a_pod, a_telling_pod, gpus_held, lives_of, run, until_running
 from tests.peers.lab.requests import refused
 from tests.peers.lab.space import until, until_answer
 from tests.peers.lab.stream import Gap, Stream, a_chance, is_blind
@@ -213,30 +204,6 @@ async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
 def once(*names):
     """The answers to those pods: one each."""
     return Counter((name, "main") for name in names)
-
-
-async def test_containerd_may_start_again_under_running_gpu_pods(cluster, agent):
-    residents = await run(
-        cluster, *(a_telling_pod(cluster, f"resident-{number}") for number in range(3))
-    )
-    await until_told(cluster, *residents)
-    before, asked = lives_of(cluster, residents), answers(agent)
-    await until_at_rest(before.values())
-    alive = {name: processes_of(life) for name, life in before.items()}
-
-    await cluster.runtime.restart()
-    await run(cluster, a_telling_pod(cluster, "new", gpus=2))
-
-    assert expected_inside(cluster, "new") == await seen_inside(cluster, "new")
-    assert before == lives_of(cluster, residents)
-    assert alive == {name: processes_of(life) for name, life in before.items()}
-    assert asked + once("new") == answers(agent)
-    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
-
-
-def processes_of(life):
-    """The processes of a pod's containers."""
-    return {name: processes(one.id) for name, one in life.items()}
 
 
 # A node where the agent starts: what the kubelet counts, what the scheduler is told, and how.

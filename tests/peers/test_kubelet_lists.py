@@ -26,29 +26,29 @@ def too_few(node, *, requested: int, available: int) -> str:
     return because(f"requested number of devices unavailable for {node.resource}. {numbers}")
 
 
-async def test_each_container_is_one_allocate_with_one_container_request(node):
-    async with node.plugin() as plugin:
-        asking = (node.container("a"), node.container("b", count=2))
-        await node.runs("p", node.container("none", count=0), *asking)
-        assert [1, 2] == [len(ids) for ids in plugin.asked]
-        held = {"none": frozenset(), "a": plugin.asked[0], "b": plugin.asked[1]}
-        assert held == await node.held("p")
+async def test_each_container_is_one_allocate_with_one_container_request(node, plugin):
+    asking = (node.container("a"), node.container("b", count=2))
+    await node.runs("p", node.container("none", count=0), *asking)
+    assert [1, 2] == [len(ids) for ids in plugin.asked]
+    held = {"none": frozenset(), "a": plugin.asked[0], "b": plugin.asked[1]}
+    assert held == await node.held("p")
 
 
-async def test_a_pod_that_names_its_node_is_not_scheduled_until_the_kubelet_has_admitted_it(node):
-    async with node.plugin() as plugin:
-        plugin.script.gate = asyncio.Event()
-        await node.create("p", node.container("a"), node.container("b"))
-        await node.until(lambda: plugin.asked, "nothing is asked")
+async def test_a_pod_that_names_its_node_is_not_scheduled_until_the_kubelet_has_admitted_it(
+    node, plugin
+):
+    plugin.script.gate = asyncio.Event()
+    await node.create("p", node.container("a"), node.container("b"))
+    await node.until(lambda: plugin.asked, "nothing is asked")
 
-        await node.stays(lambda: node.conditions("p") == {}, "conditions before the answer")
-        plugin.script.gate.set()
-        await node.until_phase("p", "Running")
-        assert "True" == node.conditions("p")["PodScheduled"]
+    await node.stays(lambda: node.conditions("p") == {}, "conditions before the answer")
+    plugin.script.gate.set()
+    await node.until_phase("p", "Running")
+    assert "True" == node.conditions("p")["PodScheduled"]
 
-        plugin.script.refusals.append(REFUSED)
-        await node.fails("q")
-        assert "PodScheduled" not in node.conditions("q")
+    plugin.script.refusals.append(REFUSED)
+    await node.fails("q")
+    assert "PodScheduled" not in node.conditions("q")
 
 
 async def test_a_refusal_reaches_the_pod_word_for_word_and_frees_the_ids_of_the_whole_pod(node):
@@ -84,17 +84,14 @@ async def test_too_few_free_ids_are_refused_with_both_numbers(node):
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_nothing_healthy_is_refused_even_for_a_count_of_zero(node, count):
-    async with node.plugin() as plugin:
-        plugin.end_streams()
-        await node.until_listed(0)
-        status = await node.fails("p", node.container(count=count))
-        assert (
-            because(
-                "no healthy devices present; cannot allocate unhealthy devices " + node.resource
-            )
-            == status["message"]
-        )
+async def test_nothing_healthy_is_refused_even_for_a_count_of_zero(node, plugin, count):
+    plugin.end_streams()
+    await node.until_listed(0)
+    status = await node.fails("p", node.container(count=count))
+    assert (
+        because("no healthy devices present; cannot allocate unhealthy devices " + node.resource)
+        == status["message"]
+    )
 
 
 async def test_a_resource_that_nobody_ever_registered_is_admitted_without_ids(node):
@@ -102,44 +99,41 @@ async def test_a_resource_that_nobody_ever_registered_is_admitted_without_ids(no
     assert {"main": frozenset()} == await node.held("p")
 
 
-async def test_an_unhealthy_id_is_never_given(node):
-    async with node.plugin() as plugin:
-        ill = [a_device(f"g{number}", health="Unhealthy") for number in range(3)]
-        plugin.publish([*ill, a_device("g3")])
-        await node.until_listed(1)
-        await node.runs("p")
+async def test_an_unhealthy_id_is_never_given(node, plugin):
+    ill = [a_device(f"g{number}", health="Unhealthy") for number in range(3)]
+    plugin.publish([*ill, a_device("g3")])
+    await node.until_listed(1)
+    await node.runs("p")
 
-        status = await node.fails("q")
-        assert [{"g3"}] == plugin.asked
-        assert "Requested: 1, Available: 0" in status["message"]
-
-
-async def test_the_death_of_the_plugin_in_an_allocate_reaches_the_pod(node):
-    async with node.plugin() as plugin:
-        plugin.hold()
-        await node.create("p")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        await plugin.die()
-
-        status = await node.until_phase("p", "Failed")
-        eof = "rpc error: code = Unavailable desc = error reading from server: EOF"
-        assert because(eof) == status["message"]
+    status = await node.fails("q")
+    assert [{"g3"}] == plugin.asked
+    assert "Requested: 1, Available: 0" in status["message"]
 
 
-async def test_while_an_allocate_is_held_nothing_else_is_admitted(node):
-    async with node.plugin() as plugin:
-        plugin.hold()
-        await node.create("p")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        await node.create("plain", node.container(count=0))
-        await node.create("q")
-        await node.stays(
-            lambda: (1, "Pending") == (len(plugin.asked), node.phase("plain")), "one goes on"
-        )
+async def test_the_death_of_the_plugin_in_an_allocate_reaches_the_pod(node, plugin):
+    plugin.hold()
+    await node.create("p")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    await plugin.die()
 
-        plugin.let_go()
-        for name in ("p", "plain", "q"):
-            await node.until_phase(name, "Running")
+    status = await node.until_phase("p", "Failed")
+    eof = "rpc error: code = Unavailable desc = error reading from server: EOF"
+    assert because(eof) == status["message"]
+
+
+async def test_while_an_allocate_is_held_nothing_else_is_admitted(node, plugin):
+    plugin.hold()
+    await node.create("p")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    await node.create("plain", node.container(count=0))
+    await node.create("q")
+    await node.stays(
+        lambda: (1, "Pending") == (len(plugin.asked), node.phase("plain")), "one goes on"
+    )
+
+    plugin.let_go()
+    for name in ("p", "plain", "q"):
+        await node.until_phase(name, "Running")
 
 
 # What a plugin's lists make of its resource: the model and the real kubelet alike.
@@ -149,33 +143,30 @@ async def ids(node) -> list[str]:
     return sorted(text for entry in await node.allocatable() for text in entry.device_ids)
 
 
-async def test_each_list_replaces_the_one_before_and_only_healthy_is_healthy(node):
-    async with node.plugin() as plugin:
-        await node.until_counted(4, 4)
-        odd = [a_device(f"h{n}", health=word) for n, word in enumerate(("", "healthy", "HEALTHY"))]
-        plugin.publish([a_device("new"), a_device("ill", health="Unhealthy"), *odd])
+async def test_each_list_replaces_the_one_before_and_only_healthy_is_healthy(node, plugin):
+    await node.until_counted(4, 4)
+    odd = [a_device(f"h{n}", health=word) for n, word in enumerate(("", "healthy", "HEALTHY"))]
+    plugin.publish([a_device("new"), a_device("ill", health="Unhealthy"), *odd])
 
-        await node.until_counted(5, 1)
-        assert ["new"] == await ids(node)
-
-
-async def test_an_empty_list_leaves_the_resource_present_with_nothing(node):
-    async with node.plugin() as plugin:
-        await node.until_counted(4, 4)
-        plugin.publish([])
-
-        await node.until_counted(0, 0)
-        assert (await node.fails("p"))["message"].startswith(
-            "Pod was rejected: Allocate failed due to no healthy devices present"
-        )
+    await node.until_counted(5, 1)
+    assert ["new"] == await ids(node)
 
 
-async def test_a_list_over_4_mib_ends_the_stream(node):
-    async with node.plugin() as plugin:
-        plugin.publish([a_device(f"{number:09}" * 7) for number in range(60_000)])
+async def test_an_empty_list_leaves_the_resource_present_with_nothing(node, plugin):
+    await node.until_counted(4, 4)
+    plugin.publish([])
 
-        await node.until_counted(4, 0)
-        await node.until(lambda: not plugin.open_connections(), "the connection lives on")
+    await node.until_counted(0, 0)
+    assert (await node.fails("p"))["message"].startswith(
+        "Pod was rejected: Allocate failed due to no healthy devices present"
+    )
+
+
+async def test_a_list_over_4_mib_ends_the_stream(node, plugin):
+    plugin.publish([a_device(f"{number:09}" * 7) for number in range(60_000)])
+
+    await node.until_counted(4, 0)
+    await node.until(lambda: not plugin.open_connections(), "the connection lives on")
 
 
 async def test_there_is_one_entry_for_each_id_and_numa_node(node):
@@ -204,22 +195,21 @@ def nodes_of(entry) -> int | None:
 @pytest.mark.long
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("place", ["real"], indirect=True)
-async def test_after_five_minutes_without_its_plugin_a_resource_counts_nothing(node):
-    async with node.plugin() as plugin:
-        await node.until_counted(4, 4)
-        plugin.end_streams()
-        await node.until_counted(4, 0)
+async def test_after_five_minutes_without_its_plugin_a_resource_counts_nothing(node, plugin):
+    await node.until_counted(4, 4)
+    plugin.end_streams()
+    await node.until_counted(4, 0)
 
-        await node.until(lambda: node.counted() == ("0", "0"), f"{node.counted()}", 330)
-        assert node.resource not in (node.checkpoint().registered or {})
-        await node.create("p")
-        assert (
-            f"Pod was rejected: Node didn't have enough resource: {node.resource}, "
-            "requested: 1, used: 0, capacity: 0"
-        ) == (await node.until_phase("p", "Failed"))["message"], "it is admitted without ids first"
-        assert [] == plugin.calls
-        await plugin.register()
-        await node.until_counted(4, 4)
+    await node.until(lambda: node.counted() == ("0", "0"), f"{node.counted()}", 330)
+    assert node.resource not in (node.checkpoint().registered or {})
+    await node.create("p")
+    assert (
+        f"Pod was rejected: Node didn't have enough resource: {node.resource}, "
+        "requested: 1, used: 0, capacity: 0"
+    ) == (await node.until_phase("p", "Failed"))["message"], "it is admitted without ids first"
+    assert [] == plugin.calls
+    await plugin.register()
+    await node.until_counted(4, 4)
 
 
 # Ids that a pod uses again, and what is preferred: the model and the real kubelet alike.
@@ -252,17 +242,16 @@ async def test_what_init_containers_leave_stays_with_the_pod_until_it_ends(node)
         assert 3 == len(plugin.asked)
 
 
-async def test_a_sidecars_ids_are_not_given_again_and_reuse_asks_for_no_preference(node):
-    async with node.plugin() as plugin:
-        await prefer(node, plugin)
-        inits = (node.sidecar("s"), node.init("i"))
-        await node.runs("p", node.container("a1"), node.container("a2"), inits=inits)
-        assert [
-            *(("prefer", {"g0"}), ("allocate", {"g0"})),
-            *(("prefer", {"g1"}), ("allocate", {"g1"})),
-            ("allocate", {"g1"}),
-            *(("prefer", {"g2"}), ("allocate", {"g2"})),
-        ] == [(call.kind, call.ids) for call in plugin.calls]
+async def test_a_sidecars_ids_are_not_given_again_and_reuse_asks_for_no_preference(node, plugin):
+    await prefer(node, plugin)
+    inits = (node.sidecar("s"), node.init("i"))
+    await node.runs("p", node.container("a1"), node.container("a2"), inits=inits)
+    assert [
+        *(("prefer", {"g0"}), ("allocate", {"g0"})),
+        *(("prefer", {"g1"}), ("allocate", {"g1"})),
+        ("allocate", {"g1"}),
+        *(("prefer", {"g2"}), ("allocate", {"g2"})),
+    ] == [(call.kind, call.ids) for call in plugin.calls]
 
 
 async def test_a_part_that_is_reused_must_be_included(node):
@@ -279,15 +268,14 @@ async def test_a_part_that_is_reused_must_be_included(node):
         assert set(required) | {"g2"} == app
 
 
-async def test_a_preference_that_fails_fails_the_admission_with_the_exact_text(node):
-    async with node.plugin() as plugin:
-        await prefer(node, plugin)
-        plugin.script.prefer = None
-        status = await node.fails("p")
-        assert (
-            because(
-                "device plugin GetPreferredAllocation rpc failed with err: "
-                "rpc error: code = Unimplemented desc = no preference"
-            )
-            == status["message"]
+async def test_a_preference_that_fails_fails_the_admission_with_the_exact_text(node, plugin):
+    await prefer(node, plugin)
+    plugin.script.prefer = None
+    status = await node.fails("p")
+    assert (
+        because(
+            "device plugin GetPreferredAllocation rpc failed with err: "
+            "rpc error: code = Unimplemented desc = no preference"
         )
+        == status["message"]
+    )

@@ -59,17 +59,18 @@ async def test_options_are_asked_before_the_reply_and_their_failure_fails_regist
         assert 0 == plugin.streams
 
 
-async def test_all_calls_come_without_a_deadline_over_the_connection_that_register_opened(node):
-    async with node.plugin() as plugin:
-        await node.runs("p")
+async def test_all_calls_come_without_a_deadline_over_the_connection_that_register_opened(
+    node, plugin
+):
+    await node.runs("p")
 
-        assert 1 == plugin.connections
-        paths = [headers[":path"].rpartition("/")[2] for headers in plugin.headers]
-        assert ["GetDevicePluginOptions", "ListAndWatch", "Allocate"] == paths
-        for headers in plugin.headers:
-            assert "localhost" == headers[":authority"]
-            assert "application/grpc" == headers["content-type"]
-            assert "grpc-timeout" not in headers
+    assert 1 == plugin.connections
+    paths = [headers[":path"].rpartition("/")[2] for headers in plugin.headers]
+    assert ["GetDevicePluginOptions", "ListAndWatch", "Allocate"] == paths
+    for headers in plugin.headers:
+        assert "localhost" == headers[":authority"]
+        assert "application/grpc" == headers["content-type"]
+        assert "grpc-timeout" not in headers
 
 
 async def test_a_second_register_replaces_the_endpoint_and_leaves_the_old_stream_open(node):
@@ -97,17 +98,18 @@ async def test_the_end_of_the_old_stream_disconnects_the_new_client(node):
         assert 1 == new.connections, "nobody dials again"
 
 
-async def test_the_end_of_the_stream_makes_everything_unhealthy_and_nobody_dials_again(node):
-    async with node.plugin() as plugin:
-        await node.until_counted(4, 4)
+async def test_the_end_of_the_stream_makes_everything_unhealthy_and_nobody_dials_again(
+    node, plugin
+):
+    await node.until_counted(4, 4)
 
-        plugin.end_streams()
+    plugin.end_streams()
 
-        await node.until_counted(4, 0)
-        assert [] == await node.allocatable()
-        assert (1, 0) == (plugin.connections, plugin.streams)
-        await plugin.register()
-        await node.until_counted(4, 4)
+    await node.until_counted(4, 0)
+    assert [] == await node.allocatable()
+    assert (1, 0) == (plugin.connections, plugin.streams)
+    await plugin.register()
+    await node.until_counted(4, 4)
 
 
 # What a kubelet's restart keeps, sweeps and asks again: the model and the real kubelet alike.
@@ -119,32 +121,32 @@ DEAF = "exec sleep 3600"
 """Dies of SIGKILL only. A rejected pod whose containers all end with 0 may end as Succeeded."""
 
 
-async def test_sockets_are_swept_and_other_files_are_not(node):
-    async with node.plugin():
-        await node.kill()
-        assert (node.plugins / "kubelet.sock").is_socket(), "it is left, dead"
-        kept = node.plugins / "file"
-        kept.touch()
-        await node.start()
-        assert kept.exists()
-        kept.unlink()
-        assert not (node.plugins / "p.sock").exists()
-        assert node.checkpoint_path.exists()
+async def test_sockets_are_swept_and_other_files_are_not(node, plugin):
+    await node.kill()
+    assert (node.plugins / "kubelet.sock").is_socket(), "it is left, dead"
+    kept = node.plugins / "file"
+    kept.touch()
+    await node.start()
+    assert kept.exists()
+    kept.unlink()
+    assert not (node.plugins / "p.sock").exists()
+    assert node.checkpoint_path.exists()
 
 
-async def test_running_containers_pass_and_nothing_is_counted_while_the_plugin_is_away(node):
-    async with node.plugin() as plugin:
-        await node.runs("p", node.container(count=2))
-        await node.until_counted(4, 4)
+async def test_running_containers_pass_and_nothing_is_counted_while_the_plugin_is_away(
+    node, plugin
+):
+    await node.runs("p", node.container(count=2))
+    await node.until_counted(4, 4)
 
-        await node.restart()
+    await node.restart()
 
-        await node.until_counted(0, 0)
-        known = await node.until_held("p", lambda held: held is not None)
-        assert {"main": plugin.asked[0]} == known
-        await node.come_back(plugin)
-        await node.until_counted(4, 4)
-        assert ("Running", 1) == (node.phase("p"), len(plugin.asked))
+    await node.until_counted(0, 0)
+    known = await node.until_held("p", lambda held: held is not None)
+    assert {"main": plugin.asked[0]} == known
+    await node.come_back(plugin)
+    await node.until_counted(4, 4)
+    assert ("Running", 1) == (node.phase("p"), len(plugin.asked))
 
 
 async def test_the_checkpoint_is_byte_for_byte_what_the_model_writes(node):
@@ -157,22 +159,21 @@ async def test_the_checkpoint_is_byte_for_byte_what_the_model_writes(node):
         assert 0o600 == node.checkpoint_path.stat().st_mode & 0o777
 
 
-async def test_only_healthy_ids_are_written_and_only_with_lists_and_allocations(node):
-    async with node.plugin() as plugin:
-        plugin.publish([*plugin.devices, a_device("ill", health="Unhealthy")])
-        await node.until_counted(5, 4)
-        healthy = {"g0", "g1", "g2", "g3"}
-        await node.until_recorded(lambda found: healthy == recorded(node, found))
-        await node.runs("p")
-        written = node.checkpoint_path.stat().st_mtime_ns
+async def test_only_healthy_ids_are_written_and_only_with_lists_and_allocations(node, plugin):
+    plugin.publish([*plugin.devices, a_device("ill", health="Unhealthy")])
+    await node.until_counted(5, 4)
+    healthy = {"g0", "g1", "g2", "g3"}
+    await node.until_recorded(lambda found: healthy == recorded(node, found))
+    await node.runs("p")
+    written = node.checkpoint_path.stat().st_mtime_ns
 
-        await node.delete("p", grace=1)
-        await node.until_gone("p")
-        plugin.end_streams()
-        await node.until_counted(5, 0)
+    await node.delete("p", grace=1)
+    await node.until_gone("p")
+    plugin.end_streams()
+    await node.until_counted(5, 0)
 
-        assert written == node.checkpoint_path.stat().st_mtime_ns
-        assert node.resource in {entry.resource for entry in node.checkpoint().entries}
+    assert written == node.checkpoint_path.stat().st_mtime_ns
+    assert node.resource in {entry.resource for entry in node.checkpoint().entries}
 
 
 def recorded(node, found) -> set[str]:
@@ -186,117 +187,111 @@ def spoil_sum(text: str) -> str:
 
 
 @pytest.mark.parametrize("spoil", [spoil_sum, lambda text: text[:-9]], ids=["sum", "json"])
-async def test_records_that_cannot_be_believed_are_none(node, spoil):
-    async with node.plugin() as plugin:
-        await node.runs("p")
-        await node.kill()
-        node.checkpoint_path.write_text(spoil(node.checkpoint_path.read_text()))
+async def test_records_that_cannot_be_believed_are_none(node, plugin, spoil):
+    await node.runs("p")
+    await node.kill()
+    node.checkpoint_path.write_text(spoil(node.checkpoint_path.read_text()))
 
-        await node.start()
-        await node.come_back(plugin)
+    await node.start()
+    await node.come_back(plugin)
 
-        assert {"main": frozenset()} == await node.until_held("p", lambda held: held is not None)
-        # Until then the file may be the spoilt one.
-        await node.until_recorded(lambda found: recorded(node, found))
-        data = json.loads(node.checkpoint_path.read_text())["Data"]
-        assert data["PodDeviceEntries"] is None
-        assert [node.resource] == list(data["RegisteredDevices"])
-        assert ("Running", 1) == (node.phase("p"), len(plugin.asked))
-
-
-async def test_recorded_ids_are_admitted_without_a_call_once_the_plugin_is_back(node):
-    async with node.plugin() as plugin:
-        await node.runs("p", inits=(node.init(),))
-        held = await node.held("p")
-        await node.kill()
-        await node.end_container("p")
-
-        await node.start()
-        await node.come_back(plugin)
-
-        await node.until_restarted()
-        assert held == await node.held("p")
-        assert 2 == len(plugin.asked)
+    assert {"main": frozenset()} == await node.until_held("p", lambda held: held is not None)
+    # Until then the file may be the spoilt one.
+    await node.until_recorded(lambda found: recorded(node, found))
+    data = json.loads(node.checkpoint_path.read_text())["Data"]
+    assert data["PodDeviceEntries"] is None
+    assert [node.resource] == list(data["RegisteredDevices"])
+    assert ("Running", 1) == (node.phase("p"), len(plugin.asked))
 
 
-async def test_an_id_that_fell_ill_meanwhile_rejects_its_pod(node):
-    async with node.plugin() as plugin:
-        await node.runs("p")
-        (held,) = plugin.asked
-        await node.kill()
-        await node.end_container("p")
-        await node.start()
-        await node.come_back(
-            plugin,
-            [
-                a_device(one.id, health="Unhealthy" if one.id in held else "Healthy")
-                for one in plugin.devices
-            ],
+async def test_recorded_ids_are_admitted_without_a_call_once_the_plugin_is_back(node, plugin):
+    await node.runs("p", inits=(node.init(),))
+    held = await node.held("p")
+    await node.kill()
+    await node.end_container("p")
+
+    await node.start()
+    await node.come_back(plugin)
+
+    await node.until_restarted()
+    assert held == await node.held("p")
+    assert 2 == len(plugin.asked)
+
+
+async def test_an_id_that_fell_ill_meanwhile_rejects_its_pod(node, plugin):
+    await node.runs("p")
+    (held,) = plugin.asked
+    await node.kill()
+    await node.end_container("p")
+    await node.start()
+    await node.come_back(
+        plugin,
+        [
+            a_device(one.id, health="Unhealthy" if one.id in held else "Healthy")
+            for one in plugin.devices
+        ],
+    )
+
+    assert (
+        because(
+            "previously allocated devices are no longer healthy; "
+            f"cannot allocate unhealthy devices {node.resource}"
         )
-
-        assert (
-            because(
-                "previously allocated devices are no longer healthy; "
-                f"cannot allocate unhealthy devices {node.resource}"
-            )
-            == (await node.until_phase("p", "Failed"))["message"]
-        )
+        == (await node.until_phase("p", "Failed"))["message"]
+    )
 
 
 @pytest.mark.parametrize("why", ["a container is dead", "an init container is done"])
-async def test_a_pod_that_is_not_all_running_is_rejected_whole_without_the_plugin(node, why):
-    async with node.plugin():
-        inits = (node.init(),) if "init" in why else ()
-        apps = [node.container(name, script=DEAF) for name in "ab"]
-        await node.runs("p", *apps, inits=inits)
-        await node.kill()
-        if not inits:
-            await node.end_container("p", "a")
+async def test_a_pod_that_is_not_all_running_is_rejected_whole_without_the_plugin(
+    node, plugin, why
+):
+    inits = (node.init(),) if "init" in why else ()
+    apps = [node.container(name, script=DEAF) for name in "ab"]
+    await node.runs("p", *apps, inits=inits)
+    await node.kill()
+    if not inits:
+        await node.end_container("p", "a")
 
-        await node.start()
+    await node.start()
 
-        status = await node.until_phase("p", "Failed")
-        assert (
-            because(
-                f"no healthy devices present; cannot allocate unhealthy devices {node.resource}"
-            )
-            == status["message"]
-        )
-        assert "UnexpectedAdmissionError" == status["reason"]
-
-
-async def test_a_kill_in_an_allocate_records_nothing_and_asks_again(node):
-    async with node.plugin() as plugin:
-        plugin.hold()
-        await node.create("p")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        await node.kill()
-        plugin.let_go()
-        assert node.resource not in {entry.resource for entry in node.checkpoint().entries}
-
-        await node.start()
-        await node.come_back(plugin)
-
-        await node.until_phase("p", "Running")
-        assert 2 == len(plugin.asked)
+    status = await node.until_phase("p", "Failed")
+    assert (
+        because(f"no healthy devices present; cannot allocate unhealthy devices {node.resource}")
+        == status["message"]
+    )
+    assert "UnexpectedAdmissionError" == status["reason"]
 
 
-async def test_a_lost_checkpoint_asks_nothing_for_running_containers(node):
-    async with node.plugin() as plugin:
-        await node.create("p")
-        await node.create("q")
-        for name in ("p", "q"):
-            await node.until_phase(name, "Running")
-        await node.restart(lose_checkpoint=True)
-        await node.come_back(plugin)
-        await node.until_counted(4, 4)
+async def test_a_kill_in_an_allocate_records_nothing_and_asks_again(node, plugin):
+    plugin.hold()
+    await node.create("p")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    await node.kill()
+    plugin.let_go()
+    assert node.resource not in {entry.resource for entry in node.checkpoint().entries}
 
-        for name in ("p", "q"):
-            known = await node.until_held(name, lambda held: held is not None)
-            assert {"main": frozenset()} == known
-        assert 2 == len(plugin.asked)
-        await node.runs("r", node.container(count=2))
-        assert 3 == len(plugin.asked)
+    await node.start()
+    await node.come_back(plugin)
+
+    await node.until_phase("p", "Running")
+    assert 2 == len(plugin.asked)
+
+
+async def test_a_lost_checkpoint_asks_nothing_for_running_containers(node, plugin):
+    await node.create("p")
+    await node.create("q")
+    for name in ("p", "q"):
+        await node.until_phase(name, "Running")
+    await node.restart(lose_checkpoint=True)
+    await node.come_back(plugin)
+    await node.until_counted(4, 4)
+
+    for name in ("p", "q"):
+        known = await node.until_held(name, lambda held: held is not None)
+        assert {"main": frozenset()} == known
+    assert 2 == len(plugin.asked)
+    await node.runs("r", node.container(count=2))
+    assert 3 == len(plugin.asked)
 
 
 # Containers that start and die beside admission: the model and the real kubelet alike.
@@ -313,28 +308,26 @@ async def offer_pre_start(node, plugin) -> None:
     await node.come_back(plugin)
 
 
-async def test_a_container_that_dies_is_started_again_without_a_call(node):
-    async with node.plugin() as plugin:
-        await node.runs("p")
-        plugin.publish(devices(4, health="Unhealthy"))
-        await node.until_listed(0)
-        await node.end_container("p")
-        await node.until_restarted()
+async def test_a_container_that_dies_is_started_again_without_a_call(node, plugin):
+    await node.runs("p")
+    plugin.publish(devices(4, health="Unhealthy"))
+    await node.until_listed(0)
+    await node.end_container("p")
+    await node.until_restarted()
 
-        assert 1 == len(plugin.asked)
+    assert 1 == len(plugin.asked)
 
 
-async def test_pre_start_is_called_at_every_start_of_a_container(node):
-    async with node.plugin() as plugin:
-        await offer_pre_start(node, plugin)
-        await node.runs("p", node.container(count=2))
-        await node.end_container("p")
-        await node.until_restarted()
+async def test_pre_start_is_called_at_every_start_of_a_container(node, plugin):
+    await offer_pre_start(node, plugin)
+    await node.runs("p", node.container(count=2))
+    await node.end_container("p")
+    await node.until_restarted()
 
-        assert ["allocate", "prestart", "prestart"] == [call.kind for call in plugin.calls]
-        assert 1 == len({call.ids for call in plugin.calls})
-        (limit, _) = [h["grpc-timeout"] for h in plugin.headers if "grpc-timeout" in h]
-        assert 29 <= seconds(limit) <= 30
+    assert ["allocate", "prestart", "prestart"] == [call.kind for call in plugin.calls]
+    assert 1 == len({call.ids for call in plugin.calls})
+    (limit, _) = [h["grpc-timeout"] for h in plugin.headers if "grpc-timeout" in h]
+    assert 29 <= seconds(limit) <= 30
 
 
 def seconds(text: str) -> float:
@@ -348,35 +341,35 @@ def waits(node, name="p") -> tuple[str, str] | None:
     return (waiting["reason"], waiting.get("message", "")) if is_meant else None
 
 
-async def test_after_a_lost_checkpoint_a_dead_container_is_allocated_by_its_worker(node, table):
-    async with node.plugin() as plugin:
-        await lose_records(node, plugin)
-        plugin.look = lambda: node.held("p")
+async def test_after_a_lost_checkpoint_a_dead_container_is_allocated_by_its_worker(
+    node, plugin, table
+):
+    await lose_records(node, plugin)
+    plugin.look = lambda: node.held("p")
 
-        await node.end_container("p")
-        await node.until_restarted()
+    await node.end_container("p")
+    await node.until_restarted()
 
-        prefer, allocate = plugin.calls
-        assert ["prefer", "allocate"] == [prefer.kind, allocate.kind]
-        assert prefer.ids == allocate.ids
-        assert {"main": frozenset()} == prefer.found == allocate.found
-        assert {"main": allocate.ids} == await node.held("p")
+    prefer, allocate = plugin.calls
+    assert ["prefer", "allocate"] == [prefer.kind, allocate.kind]
+    assert prefer.ids == allocate.ids
+    assert {"main": frozenset()} == prefer.found == allocate.found
+    assert {"main": allocate.ids} == await node.held("p")
 
 
 @pytest.mark.long
-async def test_refused_there_the_pod_lives_and_is_asked_again(node, table):
-    async with node.plugin() as plugin:
-        await lose_records(node, plugin)
-        plugin.script.refusals.append(REFUSED)
+async def test_refused_there_the_pod_lives_and_is_asked_again(node, plugin, table):
+    await lose_records(node, plugin)
+    plugin.script.refusals.append(REFUSED)
 
-        await node.end_container("p")
-        await node.until(lambda: waits(node) is not None, "it does not wait")
-        assert (CONFIG_ERROR, "not now. [HA-3f9c]") == waits(node), "the plugin's words alone"
-        await node.until_restarted()
+    await node.end_container("p")
+    await node.until(lambda: waits(node) is not None, "it does not wait")
+    assert (CONFIG_ERROR, "not now. [HA-3f9c]") == waits(node), "the plugin's words alone"
+    await node.until_restarted()
 
-        one, two = [call.at for call in plugin.calls if call.kind == "allocate"]
-        kind = type(node).__name__
-        table.add(f"refused in a pod worker, asked again after ({kind})", two - one)
+    one, two = [call.at for call in plugin.calls if call.kind == "allocate"]
+    kind = type(node).__name__
+    table.add(f"refused in a pod worker, asked again after ({kind})", two - one)
 
 
 async def lose_records(node, plugin) -> None:
@@ -392,33 +385,31 @@ async def lose_records(node, plugin) -> None:
     plugin.calls.clear()
 
 
-async def test_with_nothing_published_a_lost_checkpoint_kills_running_pods(node):
-    async with node.plugin() as plugin:
-        await node.runs("p", node.container(script="exec sleep 3600"))
-        await plugin.die()
-        await node.restart()
-        await node.until_counted(0, 0)
+async def test_with_nothing_published_a_lost_checkpoint_kills_running_pods(node, plugin):
+    await node.runs("p", node.container(script="exec sleep 3600"))
+    await plugin.die()
+    await node.restart()
+    await node.until_counted(0, 0)
 
-        await node.restart(lose_checkpoint=True)
+    await node.restart(lose_checkpoint=True)
 
-        status = await node.until_phase("p", "Failed")
-        assert f"OutOf{node.resource}" == status["reason"]
-        assert (
-            f"Pod was rejected: Node didn't have enough resource: {node.resource}, "
-            "requested: 1, used: 0, capacity: 0"
-        ) == status["message"]
+    status = await node.until_phase("p", "Failed")
+    assert f"OutOf{node.resource}" == status["reason"]
+    assert (
+        f"Pod was rejected: Node didn't have enough resource: {node.resource}, "
+        "requested: 1, used: 0, capacity: 0"
+    ) == status["message"]
 
 
-async def test_after_a_lost_checkpoint_the_node_offers_its_whole_old_capacity(node):
-    async with node.plugin() as plugin:
-        await node.runs("p")
-        plugin.publish(devices(4, health="Unhealthy"))
-        await node.until_counted(4, 0)
-        await plugin.die()
+async def test_after_a_lost_checkpoint_the_node_offers_its_whole_old_capacity(node, plugin):
+    await node.runs("p")
+    plugin.publish(devices(4, health="Unhealthy"))
+    await node.until_counted(4, 0)
+    await plugin.die()
 
-        await node.restart(lose_checkpoint=True)
+    await node.restart(lose_checkpoint=True)
 
-        await node.until_counted(4, 4)
-        assert [] == await node.allocatable()
-        assert {"main": frozenset()} == await node.until_held("p", lambda held: held is not None)
-        assert "Running" == node.phase("p")
+    await node.until_counted(4, 4)
+    assert [] == await node.allocatable()
+    assert {"main": frozenset()} == await node.until_held("p", lambda held: held is not None)
+    assert "Running" == node.phase("p")

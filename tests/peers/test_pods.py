@@ -22,23 +22,13 @@ from tests.peers.lab.grants import (
     restart,
     seen_inside,
     told_count,
-    told_environment,
     until_complete,
     until_rolled_out,
     until_told_count,
     wrong_inside,
 )
 from tests.peers.lab.node_state import remove, until_unlocked
-from tests.peers.lab.nodes import frozen
-from tests.peers.lab.placement import (
-    annotate,
-    bind,
-    create_by_hand,
-    lock,
-    place,
-    share,
-    until_taken_up,
-)
+from tests.peers.lab.placement import place, share
 from tests.peers.lab.pods import (
     PODS,
     a_container,
@@ -49,10 +39,8 @@ from tests.peers.lab.pods import (
     name_of,
     phase_of,
     run,
-    status_of,
     telling,
     until_failed,
-    until_phase,
     until_running,
     until_settled,
     until_told,
@@ -123,10 +111,7 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
     assert wanted == counted(requests)
 
 
-@pytest.mark.parametrize("policy", ["scheduled", "unique"])
-async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, policy):
-    flags = ("--unlocked-pods", policy) if policy == "unique" else ()
-    agent = await cluster.start_registered_agent(*flags)
+async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, agent):
     for pod in LOCKLESS:
         name = name_of(pod)
         await run(cluster, telling(cluster, pod), within=60.0)
@@ -260,13 +245,6 @@ async def test_pods_with_an_init_container_without_gpus_are_served_as_the_schedu
 RELEASE_BOUND = 5.0
 
 
-async def was_given(cluster, name, container="main"):
-    """The GPUs and the first limit that a telling pod's container saw."""
-    await until_told(cluster, name)
-    seen = told_environment(cluster, name, container)
-    return seen.get("NVIDIA_VISIBLE_DEVICES"), seen.get("CUDA_DEVICE_MEMORY_LIMIT_0")
-
-
 async def run_next(cluster, name="next", index=7):
     """The node is free again: another pod gets its share."""
     await place(cluster, a_pod(name), [[share(cluster, index)]])
@@ -291,35 +269,3 @@ async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(
     over = cluster.pods.when(key("rejected"), lambda pod: phase_of(pod) == "Failed", since=began)
     table.hold("lock of a rejected pod: released", freed - over, RELEASE_BOUND)
     await run_next(cluster)
-
-
-@pytest.mark.parametrize("when", ["before", "during"])
-async def test_a_lock_handed_over_gives_neither_pod_the_share_of_the_other(cluster, agent, when):
-    first, second = f"first-{when}", f"second-{when}"
-    shares = {first: share(cluster, 0, 1000), second: share(cluster, 5, 2000)}
-    for name, one in shares.items():
-        pod = a_pod(name, a_container(memory=one.memory_mib))
-        await create_by_hand(cluster, telling(cluster, pod))
-        await annotate(cluster, name, [[one]])
-    await lock(cluster, first)
-
-    with frozen(cluster.kubelet.part if when == "before" else agent.part):
-        await bind(cluster, first)
-        if when == "during":
-            await until_taken_up(cluster, first)
-        await lock(cluster, second)
-        await bind(cluster, second)
-
-    await until_running(cluster, second)
-    await until_phase(cluster, first, "Failed", "Running")
-    await until_unlocked(cluster)
-    served = {name for name in shares if status_of(cluster, name)["phase"] == "Running"}
-    seen = {name: await was_given(cluster, name) for name in served}
-    assert {one: (shares[one].uuid, f"{shares[one].memory_mib}m") for one in served} == seen
-    if first not in served:
-        message = status_of(cluster, first)["message"]
-        assert "[HA-2004]" in message
-        assert key(second) in message
-
-
-# Beside a real kubelet: pods without a lock, and a node without HAMi-core.

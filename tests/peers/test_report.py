@@ -33,14 +33,11 @@ from tests.peers.lab.pods import (
     a_telling_pod,
     as_seen,
     create,
-    delete,
     gpu_of,
     gpus_held,
-    is_up,
     lives_of,
     run,
     status_of,
-    until_deleted,
     until_failed,
     until_running,
     until_settled,
@@ -247,29 +244,6 @@ async def test_an_ill_gpu_is_told_everywhere_and_its_pod_runs_on(cluster, agent,
     assert before == lives_of(cluster, ["resident"])
 
 
-async def placed(cluster, name, gpus, is_done):
-    """Create a pod anew until this is so.
-
-    HAMi's scheduler looks at a changed Node every 15 s and may choose the ill GPU before that: then
-    the agent refuses the pod.
-    """
-
-    def is_failed():
-        return status_of(cluster, name).get("phase") == "Failed"
-
-    async with asyncio.timeout(60):
-        while True:
-            await create(cluster, a_pod(name, a_container(gpus=gpus, cores=60)))
-            await cluster.pods.until(
-                lambda: is_done() or is_failed(), 60.0, f"{name} stays as it is"
-            )
-            if is_done():
-                return
-            assert "[HA-4002]" in status_of(cluster, name)["message"]
-            await delete(cluster, name, grace=0)
-            await until_deleted(cluster, name)
-
-
 async def test_the_scheduler_places_nothing_on_an_ill_gpu(cluster, agent):
     ill, *others = gpu_uuids(cluster)
     await agent.simulate(FELL_OFF)
@@ -277,13 +251,15 @@ async def test_the_scheduler_places_nothing_on_an_ill_gpu(cluster, agent):
     await cluster.nodes.until(
         lambda: not registered_health(node_of(cluster)).get(ill, True), 20.0, "register"
     )
+    await asyncio.sleep(SCHEDULED)  # HAMi's scheduler looks at a changed Node every 15 s
 
-    await placed(cluster, "seven", 7, lambda: is_up({"status": status_of(cluster, "seven")}))
+    await run(cluster, a_pod("seven", a_container(gpus=7, cores=60)))
     assert sorted(others) == (await gpus_held(cluster, "seven"))["main"]
+    await create(cluster, a_pod("finds-none", a_container(cores=60)))
 
     def is_turned_away():
         conditions = status_of(cluster, "finds-none").get("conditions") or []
         return "Unschedulable" in {one.get("reason") for one in conditions}
 
-    await placed(cluster, "finds-none", 1, is_turned_away)
+    await cluster.pods.until(is_turned_away, 60.0, "it is placed")
     assert "nodeName" not in as_seen(cluster, "finds-none")["spec"]

@@ -70,41 +70,40 @@ def admitted_last(found) -> str:
     return pod
 
 
-async def test_init_containers_are_never_listed_and_sidecars_from_the_start(node):
-    async with node.plugin() as plugin:
-        plugin.look = views(node, "p")
-        await node.create("p", inits=(node.init(), node.sidecar("s")))
-        await running(node, "p")
+async def test_init_containers_are_never_listed_and_sidecars_from_the_start(node, plugin):
+    plugin.look = views(node, "p")
+    await node.create("p", inits=(node.init(), node.sidecar("s")))
+    await running(node, "p")
 
-        init, sidecar, app = (call.found["p"] for call in plugin.calls)
-        assert {"s": NONE, "main": NONE} == init == sidecar
-        assert {"s": plugin.asked[1], "main": NONE} == app
-        assert {"s": plugin.asked[1], "main": plugin.asked[2]} == await node.held("p")
-
-
-async def test_a_rejected_pod_is_not_found_from_its_rejection_on(node):
-    async with node.plugin() as plugin:
-        plugin.script.refusals.append(REFUSAL)
-        plugin.look = views(node, "p", "q")
-        await node.create("p")
-        await node.create("q")
-        await running(node, "q")
-
-        one, two = (call.found for call in plugin.calls)
-        refused, served = ("p", "q") if one["p"] is not None else ("q", "p")
-        assert {refused: {"main": NONE}, served: None} == one
-        assert {refused: None, served: {"main": NONE}} == two
+    init, sidecar, app = (call.found["p"] for call in plugin.calls)
+    assert {"s": NONE, "main": NONE} == init == sidecar
+    assert {"s": plugin.asked[1], "main": NONE} == app
+    assert {"s": plugin.asked[1], "main": plugin.asked[2]} == await node.held("p")
 
 
-async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found_after(node):
-    async with node.plugin() as plugin:
-        plugin.look = views(node, "p")
-        await node.until_counted(4, 4)
-        await node.fails("p", nodeSelector={"disk": "none"})
-        await node.create("q")
-        await running(node, "q")
+async def test_a_rejected_pod_is_not_found_from_its_rejection_on(node, plugin):
+    plugin.script.refusals.append(REFUSAL)
+    plugin.look = views(node, "p", "q")
+    await node.create("p")
+    await node.create("q")
+    await running(node, "q")
 
-        assert [{"p": {"main": NONE}}, {"p": None}] == [call.found for call in plugin.calls]
+    one, two = (call.found for call in plugin.calls)
+    refused, served = ("p", "q") if one["p"] is not None else ("q", "p")
+    assert {refused: {"main": NONE}, served: None} == one
+    assert {refused: None, served: {"main": NONE}} == two
+
+
+async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found_after(
+    node, plugin
+):
+    plugin.look = views(node, "p")
+    await node.until_counted(4, 4)
+    await node.fails("p", nodeSelector={"disk": "none"})
+    await node.create("q")
+    await running(node, "q")
+
+    assert [{"p": {"main": NONE}}, {"p": None}] == [call.found for call in plugin.calls]
 
 
 @real_only
@@ -152,75 +151,66 @@ async def test_an_unknown_pod_is_answered_with_code_unknown(node):
     assert (Status.UNKNOWN, text) == (caught.value.status, caught.value.message)
 
 
-async def test_questions_are_answered_while_a_preference_and_an_allocate_are_held(node):
-    async with node.plugin() as plugin:
-        plugin.choose(first)
-        await node.come_back(plugin)
-        held = asyncio.Event()
-        plugin.look = held.wait
-        await node.create("p")
-        await node.until_held("p", lambda found: found == {"main": NONE})
-        assert 4 == len(await node.allocatable())
-        assert node.known_as("p") in {pod.name for pod in await node.resources.list()}
-        held.set()
-        await running(node, "p")
+async def test_questions_are_answered_while_a_preference_and_an_allocate_are_held(node, plugin):
+    plugin.choose(first)
+    await node.come_back(plugin)
+    held = asyncio.Event()
+    plugin.look = held.wait
+    await node.create("p")
+    await node.until_held("p", lambda found: found == {"main": NONE})
+    assert 4 == len(await node.allocatable())
+    assert node.known_as("p") in {pod.name for pod in await node.resources.list()}
+    held.set()
+    await running(node, "p")
 
 
-async def test_pods_deleted_while_they_wait_are_still_asked_for(node):
-    async with node.plugin() as plugin:
-        plugin.hold()
-        await node.create("x")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        plugin.look = views(node, "y", "z")
-        await node.create("y")
-        await node.create("z")
-        await node.delete("y", grace=0)
-        await node.delete("z", grace=30)
-        await node.until_gone("y")
-        await node.until(
-            lambda: "deletionTimestamp" in node.pod("z")["metadata"], "z is not leaving"
-        )
-        plugin.let_go()
-        await node.until(lambda: len(plugin.asked) == 3, f"{plugin.calls}")
+async def test_pods_deleted_while_they_wait_are_still_asked_for(node, plugin):
+    plugin.hold()
+    await node.create("x")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    plugin.look = views(node, "y", "z")
+    await node.create("y")
+    await node.create("z")
+    await node.delete("y", grace=0)
+    await node.delete("z", grace=30)
+    await node.until_gone("y")
+    await node.until(lambda: "deletionTimestamp" in node.pod("z")["metadata"], "z is not leaving")
+    plugin.let_go()
+    await node.until(lambda: len(plugin.asked) == 3, f"{plugin.calls}")
 
-        found = [call.found for call in plugin.calls[1:]]
-        assert {"y": {"main": NONE}, "z": None} in found or {
-            "y": None,
-            "z": {"main": NONE},
-        } in found
-        assert all({"main": NONE} in one.values() for one in found)
-        await node.until_gone("z")
+    found = [call.found for call in plugin.calls[1:]]
+    assert {"y": {"main": NONE}, "z": None} in found or {"y": None, "z": {"main": NONE}} in found
+    assert all({"main": NONE} in one.values() for one in found)
+    await node.until_gone("z")
 
 
-async def test_a_pod_deleted_in_its_own_allocate_is_not_cut_short(node):
-    async with node.plugin() as plugin:
-        plugin.hold()
-        await node.create("p")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        await node.delete("p", grace=0)
-        await node.until_gone("p")
-        assert {"main": NONE} == await node.held("p")
-        assert not plugin.script.gate.is_set()
-        plugin.let_go()
+async def test_a_pod_deleted_in_its_own_allocate_is_not_cut_short(node, plugin):
+    plugin.hold()
+    await node.create("p")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    await node.delete("p", grace=0)
+    await node.until_gone("p")
+    assert {"main": NONE} == await node.held("p")
+    assert not plugin.script.gate.is_set()
+    plugin.let_go()
 
-        await node.runs("q", node.container(count=4))
+    await node.runs("q", node.container(count=4))
 
 
-async def test_two_pods_of_one_name_look_the_same_to_get(node):
-    async with node.plugin() as plugin:
-        plugin.hold()
-        old = await node.create("p")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        await node.delete("p", grace=0)
-        await node.until_gone("p")
-        new = await node.create("p")
-        assert {"main": NONE} == await node.held("p")
-        plugin.look = views(node, "p")
-        plugin.let_go()
-        await running(node, "p")
+async def test_two_pods_of_one_name_look_the_same_to_get(node, plugin):
+    plugin.hold()
+    old = await node.create("p")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    await node.delete("p", grace=0)
+    await node.until_gone("p")
+    new = await node.create("p")
+    assert {"main": NONE} == await node.held("p")
+    plugin.look = views(node, "p")
+    plugin.let_go()
+    await running(node, "p")
 
-        assert old != new == node.pod("p")["metadata"]["uid"]
-        assert {"main": NONE} == plugin.calls[1].found["p"]
+    assert old != new == node.pod("p")["metadata"]["uid"]
+    assert {"main": NONE} == plugin.calls[1].found["p"]
 
 
 async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
@@ -260,22 +250,23 @@ async def test_the_sockets_identity_tells_a_new_kubelet_by_its_change_time(node,
 
 @real_only
 @pytest.mark.long
-async def test_a_rejection_right_after_the_kubelets_start_is_told_ten_seconds_after_it(node, table):
-    async with node.plugin() as plugin:
-        await node.restart()
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        await node.come_back(plugin)
-        plugin.script.refusals += [REFUSAL, REFUSAL]
-        await node.create("early")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        assert loop.time() - begun < 2
-        await node.stays(lambda: node.phase("early") == "Pending", "it was told", 3.0)
-        await node.fails("late")
-        assert "Pending" == node.phase("early")
+async def test_a_rejection_right_after_the_kubelets_start_is_told_ten_seconds_after_it(
+    node, plugin, table
+):
+    await node.restart()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    await node.come_back(plugin)
+    plugin.script.refusals += [REFUSAL, REFUSAL]
+    await node.create("early")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    assert loop.time() - begun < 2
+    await node.stays(lambda: node.phase("early") == "Pending", "it was told", 3.0)
+    await node.fails("late")
+    assert "Pending" == node.phase("early")
 
-        await node.until_phase("early", "Failed")
-        table.add("a rejection in the kubelet's first second is told", loop.time() - begun)
+    await node.until_phase("early", "Failed")
+    table.add("a rejection in the kubelet's first second is told", loop.time() - begun)
 
 
 # Static pods, which the kubelet admits before anybody else hears of them: the real kubelet only.
@@ -324,22 +315,21 @@ async def static_pods(node) -> AsyncIterator[StaticPods]:
 
 
 @pytest.mark.parametrize("place", ["real"], indirect=True)
-async def test_a_static_pod_is_asked_for_before_the_api_knows_it(node, static_pods):
-    async with node.plugin() as plugin:
-        plugin.script.refusals.append(REFUSAL)
-        static_pods.write("refused")
-        await node.until(lambda: plugin.asked, "no Allocate")
-        # In a kubelet's first seconds a refused one has a mirror pod all the same.
-        await node.stays(lambda: len(plugin.asked) == 1, "the refused one is asked for again", 3.0)
-        static_pods.remove("refused")
+async def test_a_static_pod_is_asked_for_before_the_api_knows_it(node, static_pods, plugin):
+    plugin.script.refusals.append(REFUSAL)
+    static_pods.write("refused")
+    await node.until(lambda: plugin.asked, "no Allocate")
+    # In a kubelet's first seconds a refused one has a mirror pod all the same.
+    await node.stays(lambda: len(plugin.asked) == 1, "the refused one is asked for again", 3.0)
+    static_pods.remove("refused")
 
-        plugin.hold()
-        static_pods.write("p")
-        await node.until(lambda: len(plugin.asked) == 2, "no Allocate, or the refused one again")
-        assert not static_pods.is_known("p")
-        assert {"main": 0} == await static_pods.held("p")
-        plugin.let_go()
-        await node.until(lambda: static_pods.is_known("p"), "no mirror pod")
-        assert {"main": 1} == await static_pods.held("p")
-        static_pods.remove("p")
-        await node.until(lambda: not static_pods.is_known("p"), "the mirror pod stays")
+    plugin.hold()
+    static_pods.write("p")
+    await node.until(lambda: len(plugin.asked) == 2, "no Allocate, or the refused one again")
+    assert not static_pods.is_known("p")
+    assert {"main": 0} == await static_pods.held("p")
+    plugin.let_go()
+    await node.until(lambda: static_pods.is_known("p"), "no mirror pod")
+    assert {"main": 1} == await static_pods.held("p")
+    static_pods.remove("p")
+    await node.until(lambda: not static_pods.is_known("p"), "the mirror pod stays")

@@ -2,8 +2,9 @@
 
 import asyncio
 import datetime as dt
+import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -236,13 +237,14 @@ def wanted(trace: list[Json]) -> Wanted:
     ]
 
 
-async def in_series(play: Play, pods: Wanted) -> None:
-    """Each pod runs and is deleted before the next one is created."""
+async def in_series(play: Play, pods: Wanted, *, is_kept: bool = False) -> None:
+    """Each pod runs, and is deleted unless it is kept, before the next one is created."""
     for name, spec in pods:
         play.submit(name, spec)
         await play.until("Running", name)
-        play.delete(name)
-        await asyncio.sleep(0.2)
+        if not is_kept:
+            play.delete(name)
+            await asyncio.sleep(0.2)
 
 
 async def at_once(play: Play, pods: Wanted) -> None:
@@ -250,13 +252,6 @@ async def at_once(play: Play, pods: Wanted) -> None:
         play.submit(name, spec)
         await asyncio.sleep(0.015)
     for name, _ in pods:
-        await play.until("Running", name)
-
-
-async def kept(play: Play, pods: Wanted) -> None:
-    """One after the other; all stay."""
-    for name, spec in pods:
-        play.submit(name, spec)
         await play.until("Running", name)
 
 
@@ -272,12 +267,12 @@ async def deleted_early(play: Play, pods: Wanted) -> None:
         await asyncio.sleep(0.06)
 
 
-WORKLOADS = {
+WORKLOADS: dict[str, tuple[SchedulerSettings, Callable[[Play, Wanted], Awaitable[None]]]] = {
     "serial": (SLOW, in_series),
     "serial-fast": (FAST, in_series),
     "burst": (SLOW, at_once),
     "burst-fast": (FAST, at_once),
-    "shapes": (SLOW, kept),
+    "shapes": (SLOW, functools.partial(in_series, is_kept=True)),
     "same-name": (SLOW, in_series),
     "deleted-early": (SLOW, deleted_early),
 }

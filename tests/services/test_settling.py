@@ -81,9 +81,9 @@ class CountedSettlement(Settlement):
 class SettlingDesk:
     """What a test of the settlement holds in its hands. `see`: both watches catch up."""
 
-    def __init__(self, *pods: PodView, lock: str = "", api: FakeApi | None = None) -> None:
+    def __init__(self, *pods: PodView, lock: str = "") -> None:
         self.clock = LoopClock(NOON)
-        self.api = api or FakeApi()
+        self.api = FakeApi()
         self.api.create_node({MUTEX: lock} if lock else {})
         for pod in pods:
             self.api.put_pod(pod)
@@ -113,9 +113,7 @@ class SettlingDesk:
         """What the watch of the pods shows."""
         self.pods.set(msgspec.structs.replace(self.pods.value, **changes))
 
-    def answer(
-        self, pod: PodView, names: Iterable[str] = BOTH, lock: str = "", **changes: Any
-    ) -> None:
+    def answer(self, pod: PodView, names: Iterable[str] = BOTH, lock: str = "") -> None:
         """These containers are answered now."""
         ledger = self.ledger.value
         for name in names:
@@ -127,7 +125,6 @@ class SettlingDesk:
                     group=BOTH.index(name),
                     answered_at=self.clock.now(),
                     lock=lock,
-                    **changes,
                 )
             )
         self.ledger.set(ledger)
@@ -145,10 +142,8 @@ class SettlingDesk:
 
 
 @contextlib.asynccontextmanager
-async def a_desk(
-    *pods: PodView, lock: str = "", api: FakeApi | None = None
-) -> AsyncIterator[SettlingDesk]:
-    desk = SettlingDesk(*pods, lock=lock, api=api)
+async def a_desk(*pods: PodView, lock: str = "") -> AsyncIterator[SettlingDesk]:
+    desk = SettlingDesk(*pods, lock=lock)
     async with at_work(desk.settlement.run):
         yield desk
 

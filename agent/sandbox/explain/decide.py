@@ -135,8 +135,9 @@ class _Tries:
         """Quotas that are raised to what the pod and the others hold together."""
         world, quotas = self._world, self._world.snapshot.quotas
         free = world.trial(self._pod, Edit(quotas=()))
-        groups = next((g for g in (free(name).groups for name in self._names) if g), None)
-        if not quotas or groups is None:
+        names = self._names if quotas else ()
+        groups = next((g for g in (free(name).groups for name in names) if g), None)
+        if groups is None:
             return
         asked = Reservation("", groups, model.init_count(dict(self._pod))).loads().values()
         need = sum(asked, world.held.held(world.namespace))

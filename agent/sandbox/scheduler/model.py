@@ -151,7 +151,7 @@ CORES: Final = "nvidia.com/gpucores"
 PRIORITY: Final = "nvidia.com/priority"
 WEIGHTS: Final = "hami.io/device-scoring-weights"
 _WEIGHTS: Final = ("slot", "core", "memory")
-_INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_INTEGER: Final = re.compile(r"[+-]?0*[0-9]{1,19}", re.ASCII)
 _INT64_MAX: Final = 2**63 - 1
 _GO_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 
@@ -313,42 +313,30 @@ def _is_like(gpu: RegisteredGpu, words: Sequence[str]) -> bool:
 
 
 def _read_weights(text: str | None) -> Weights:
-    """The weights, as HAMi v2.10 pkg/util/device_scoring_weights.go reads them."""
+    """The weights, as HAMi v2.10 pkg/util/device_scoring_weights.go reads and refuses them."""
     if text is None:
         return Weights()
-    numbers: dict[str, int] = {}
-    parts = text.split(",")
+    parts, detail = text.split(","), ""
     if len(parts) != len(_WEIGHTS):
-        raise _bad_weights(text, "expected slot, core, and memory weights")
-    for part in parts:
-        name, equals, number = part.strip().partition("=")
-        name = name.strip()
-        if detail := _weight_fault(name, equals, number.strip(), numbers):
-            raise _bad_weights(text, detail)
-        numbers[name] = int(number)
+        detail = "expected slot, core, and memory weights"
+    numbers: dict[str, int] = {}
+    for name, equals, number in (map(str.strip, part.partition("=")) for part in parts):
+        value = int(number) if _INTEGER.fullmatch(number) else None
+        is_int64 = value is not None and -_INT64_MAX - 1 <= value <= _INT64_MAX
+        faults = (
+            ("expected key=value entries", not equals),
+            (f"duplicate {_quoted(name)} weight", name in numbers),
+            (f"{_quoted(name)} weight must be an integer", not is_int64),
+            (f"{_quoted(name)} weight must not be negative", (value or 0) < 0),
+            (f"unknown weight {_quoted(name)}", name not in _WEIGHTS),
+        )
+        detail = detail or next((said for said, applies in faults if applies), "")
+        numbers[name] = value or 0
     if not any(numbers.values()):
-        raise _bad_weights(text, "at least one weight must be positive")
+        detail = detail or "at least one weight must be positive"
+    if detail:
+        raise BadWeightsError(f"invalid {WEIGHTS} annotation {_quoted(text)}: {detail}")
     return Weights(**numbers)
-
-
-def _weight_fault(name: str, equals: str, number: str, before: Mapping[str, int]) -> str | None:
-    """The first error of one weight, checked in HAMi's order."""
-    value = int(number) if _INTEGER.fullmatch(number) else None
-    faults = (
-        ("expected key=value entries", not equals),
-        (f"duplicate {_quoted(name)} weight", name in before),
-        (
-            f"{_quoted(name)} weight must be an integer",
-            value is None or not -_INT64_MAX - 1 <= value <= _INT64_MAX,
-        ),
-        (f"{_quoted(name)} weight must not be negative", (value or 0) < 0),
-        (f"unknown weight {_quoted(name)}", name not in _WEIGHTS),
-    )
-    return next((detail for detail, applies in faults if applies), None)
-
-
-def _bad_weights(text: str, detail: str) -> BadWeightsError:
-    return BadWeightsError(f"invalid {WEIGHTS} annotation {_quoted(text)}: {detail}")
 
 
 def _quoted(text: str) -> str:

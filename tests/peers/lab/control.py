@@ -147,7 +147,7 @@ class ControlPlane:
     admin: Api
     audit: AuditLog
     service: str
-    """The address of the Service `kubernetes`, as pods are told; see lab/pod_network.py."""
+    """The address of the Service `kubernetes`, as pods are told."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -280,47 +280,32 @@ _LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT_0"
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
-def template(cluster: Cluster, name: str, *, memory: int, script: str, restarts: str) -> Object:
-    """The template of pods that tell what they find inside by their UID, for names return."""
+def _with_template(
+    cluster: Cluster, name: str, memory: int, script: str, restarts: str, **spec: object
+) -> Object:
+    """A controller whose pods tell what they find inside by their UID, for names return."""
     tell = "env >/tell/$TOLD_BY.new && mv /tell/$TOLD_BY.new /tell/$TOLD_BY.env"
     told = {"name": "tell", "mountPath": "/tell"}
     main = a_container(memory=memory, script=f"{tell}; {script}", env=[_UID], volumeMounts=[told])
     where = {"path": str(told_directory(cluster)), "type": "DirectoryOrCreate"}
     volume = {"name": "tell", "hostPath": where}
     pod = a_pod(name, main, volumes=[volume], restartPolicy=restarts)
-    return {"metadata": {"labels": {"app": name}}, "spec": pod["spec"]}
+    template = {"metadata": {"labels": {"app": name}}, "spec": pod["spec"]}
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"metadata": metadata, "spec": {"template": template, **spec}}
 
 
 def a_set(cluster: Cluster, name: str, replicas: int) -> Object:
     """A StatefulSet whose pods have more memory with each revision."""
-    made = template(cluster, name, memory=3000, script="sleep 3600", restarts="Always")
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {
-            "replicas": replicas,
-            "serviceName": name,
-            "selector": {"matchLabels": {"app": name}},
-            "template": made,
-        },
-    }
+    selector = {"matchLabels": {"app": name}}
+    more = {"replicas": replicas, "serviceName": name, "selector": selector}
+    return _with_template(cluster, name, 3000, "sleep 3600", "Always", **more)
 
 
 def a_job(cluster: Cluster, name: str, completions: int, parallelism: int) -> Object:
     """A Job of short pods; none may fail."""
-    made = template(cluster, name, memory=2000, script="sleep 1", restarts="Never")
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {
-            "completions": completions,
-            "parallelism": parallelism,
-            "backoffLimit": 0,
-            "template": made,
-        },
-    }
+    more = {"completions": completions, "parallelism": parallelism, "backoffLimit": 0}
+    return _with_template(cluster, name, 2000, "sleep 1", "Never", **more)
 
 
 async def restart(cluster: Cluster, name: str, revision: int) -> None:

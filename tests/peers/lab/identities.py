@@ -1,5 +1,6 @@
 """Who may call the API server in a test cluster, and with which token."""
 
+import itertools
 import json
 import os
 import secrets
@@ -114,57 +115,33 @@ def _written(path: Path, content: bytes) -> Path:
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST: Final = 15000
 """Below it, programs of a node have ports of their own."""
-_ENOUGH: Final = 1000
 _STRIDE: Final = 211
 """Between where one process begins and where the next one does: they run side by side."""
 
 
-class Ports:
-    """Ports of a range, each given at most once. `first` is the place in it where to begin."""
-
-    def __init__(self, among: range, first: int = 0) -> None:
-        self._left: Final = _from(among, first)
-
-    def take(self, count: int) -> list[int]:
-        """So many different ports on which nobody listens now. Raises RuntimeError: none is left.
-
-        A server that is started again needs its port again. A client must not have got it as its
-        source port meanwhile, so the range must not be the one of which the kernel gives those.
-        """
-        taken: list[int] = []
-        for port in self._left:
-            if _is_free(port):
-                taken.append(port)
-            if len(taken) == count:
-                return taken
-        raise RuntimeError("all ports for servers were used, or others listen on them")
+def _ports() -> Iterator[int]:
+    """Of those that the kernel gives no client as its source port, unless that is nearly all."""
+    low = int(_EPHEMERAL.read_text().split()[0])
+    count = (low if low > _LOWEST + 1000 else 65536) - _LOWEST
+    for number in range(count):
+        port = _LOWEST + (os.getpid() * _STRIDE + number) % count
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        yield port
 
 
-def usable(low: int) -> range:
-    """The ports for servers where the kernel gives clients those from `low` on."""
-    below = range(_LOWEST, low)
-    # Where the kernel gives nearly all to clients, none is safe.
-    return below if len(below) >= _ENOUGH else range(_LOWEST, 65536)
+_LEFT: Final = _ports()
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ports on which nobody listens now; never again the same in this process."""
-    return _OURS.take(count)
+    """So many different ports on which nobody listens now; never again the same in this process.
 
-
-def _from(among: range, first: int) -> Iterator[int]:
-    start = first % len(among)
-    yield from among[start:]
-    yield from among[:start]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as one:
-        try:
-            one.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-_OURS: Final = Ports(usable(int(_EPHEMERAL.read_text().split()[0])), os.getpid() * _STRIDE)
+    A server that is started again needs its port again. Raises RuntimeError: none is left.
+    """
+    taken = list(itertools.islice(_LEFT, count))
+    if len(taken) < count:
+        raise RuntimeError("all ports for servers were used, or others listen on them")
+    return taken

@@ -338,13 +338,6 @@ class Runtime:
         if code:
             raise RuntimeError(f"containerd refused to {' '.join(arguments)}: {words}")
 
-    async def restart(self) -> None:
-        """SIGKILL, and start it again; containers run on."""
-        await self.part.kill()
-        await until(lambda: not self.part.is_alive, 5.0, lambda: "containerd lives on")
-        await self.part.start()
-        await self.until_ready()
-
     async def _ctr(self, *arguments: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
             *self._space.command(("ctr", "--address", str(self.socket), *arguments)),

@@ -8,10 +8,9 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,7 +19,6 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
@@ -48,7 +46,6 @@ from tests.peers.lab.placement import until_kubelet_says
 from tests.peers.lab.pods import (
     NAMESPACE,
     PODS,
-    PodLife,
     a_container,
     a_pod,
     as_seen,
@@ -479,28 +476,6 @@ def processes(container_id: str) -> frozenset[int]:
     return frozenset(_members(container_id.rpartition("/")[2]))
 
 
-async def until_at_rest(lives_of_pods: Iterable[Mapping[str, PodLife]]) -> None:
-    """Return once each container of telling pods that have told has its shell and a `sleep` alone.
-
-    Until then what told may be there still, or the `sleep` not yet. Raises TimeoutError.
-    """
-    ids = [one.id for found in lives_of_pods for one in found.values()]
-
-    async def are_at_rest() -> bool:
-        return all(["sh", "sleep"] == _programs(one) for one in ids)
-
-    await until_answer(are_at_rest, 20.0, lambda: f"{[*map(_programs, ids)]} run")
-
-
-def _programs(container_id: str) -> list[str]:
-    """The programs of a container's processes, sorted."""
-    found = []
-    for pid in processes(container_id):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            found.append(Path(f"/proc/{pid}/comm").read_text().strip())
-    return sorted(found)
-
-
 def _members(name: str) -> Iterator[int]:
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
@@ -600,29 +575,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_ctime_ns
-
-
-# The kubelet's own checkpoint, changed behind its back: it believes what it reads at its start.
-
-
-def rebook(cluster: Cluster, name: str, ids: Mapping[str, str]) -> None:
-    """Have a pod's containers hold other slices, by the old ones. The kubelet must not run."""
-    uid, directory = as_seen(cluster, name)["metadata"]["uid"], cluster.kubelet.plugins
-    content = checkpoint.load(directory)
-    entries = tuple(
-        _rebooked(entry, ids) if entry.pod_uid == uid else entry for entry in content.entries
-    )
-    changed = checkpoint.Checkpoint(entries, content.registered)
-    checkpoint.replace(directory, changed, random.Random())  # noqa: S311 -- a file's name
-
-
-def _rebooked(
-    entry: checkpoint.CheckpointEntry, ids: Mapping[str, str]
-) -> checkpoint.CheckpointEntry:
-    return checkpoint.CheckpointEntry(
-        pod_uid=entry.pod_uid,
-        container=entry.container,
-        resource=entry.resource,
-        numa={node: [ids[one] for one in held] for node, held in entry.numa.items()},
-        response=entry.response,
-    )

@@ -11,20 +11,6 @@ from tests.peers.lab.control import READS, Asked, AuditLog, counted
 from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.space import until, until_answer
 
-ALLOWED: Final = frozenset(
-    {
-        "watch nodes",
-        "get nodes",
-        "patch nodes",
-        "list pods",
-        "get pods",
-        "watch pods",
-        "patch pods/status",
-        "create events",
-        "patch events",
-    }
-)
-"""One list and two watches, a look at one pod and at the Node, their annotations, and Events."""
 _FORBIDDEN: Final = 403
 _AT_REST: Final = ("report.written", "pods.listed")
 """What an agent has done with the start that asks the API server."""

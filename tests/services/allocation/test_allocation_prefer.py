@@ -51,10 +51,12 @@ async def test_without_a_pod_as_many_ids_are_offered_all_the_same_or_none(troubl
 
 
 async def answered(desk, offered, asked):
-    """The row of a pod; `offered`: what was asked about, one after the other."""
+    """The row of a pod; `offered`: what was asked about in turn; (): in vain."""
     desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
     for each in offered:
-        await desk.service.prefer(each, (), 1)
+        desk.witness.failures = [] if each else [KubeletError("gone")] * 9
+        await desk.service.prefer(each or OFFERED, (), 1)
+        desk.witness.failures = []
     await desk.service.allocate(asked)
     (row,) = desk.ledger.rows
     return row
@@ -67,9 +69,10 @@ async def answered(desk, offered, asked):
         ([OFFERED], ids(0), (True, True)),
         ([ids(0, 1)], ids(0), (False, False)),
         ([OFFERED, ids(0, 1)], ids(0), (False, False)),
+        ([OFFERED, ()], ids(0), (False, False)),
         ([], ids(0), (False, False)),
     ],
-    ids=["taken", "ignored", "none is free", "none is free at the next", "it does not ask"],
+    ids=["taken", "ignored", "none is free", "none is free then", "a silent kubelet", "unasked"],
 )
 async def test_a_row_knows_whether_ids_of_its_gpu_were_offered_and_not_taken(offered, asked, flags):
     async with a_desk() as desk:

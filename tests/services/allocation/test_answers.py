@@ -10,7 +10,7 @@ from agent.errors import Refusal, RefusalReason
 from agent.ledger import KubeletEpoch
 from agent.reconcile import Adoption
 from tests.builders import a_container
-from tests.services.allocation.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
+from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
 
 
 async def outcome(desk, *numbers):
@@ -86,6 +86,15 @@ async def test_a_holder_that_cannot_be_understood_is_not_adopted_and_held_up_nob
             assert None is await desk.service.adopt(found)
 
 
+async def test_a_holder_is_adopted_with_its_own_group():
+    two = (a_container(name="a"), a_container(name="b"))
+    pod = placed(1, SHARE + f"{G2},NVIDIA,2,2:;", containers=two)
+    async with a_desk() as desk:
+        row = await desk.service.adopt(Adoption(pod, two[1], ()))
+        assert row is not None
+        assert (1, G2) == (row.group, row.shares[0].uuid)
+
+
 async def test_a_second_answer_is_equal_and_its_row_is_the_new_kubelets():
     """The kubelet lost its record and was restarted. The directory is left as it is."""
     async with a_desk() as desk:
@@ -106,3 +115,23 @@ async def test_a_second_answer_is_equal_and_its_row_is_the_new_kubelets():
         directory = f"{pod.uid}_main"
         assert (1, 2) == (desk.hooks.wiped[directory], desk.hooks.made[directory])
         assert {("ok", ""): 1, ("replay", ""): 1} == desk.results
+
+
+async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
+    """Both lost their records, and the kubelet asks for the one that does not run."""
+    two = tuple(a_container(name=name) for name in "ab")
+    pod = placed(1, SHARE + f"{G2},NVIDIA,2,2:;", containers=two)
+    async with a_desk() as desk:
+        desk.bind(pod)
+        await desk.service.allocate(ids(1))
+        desk.witness.admit(pod, a=ids(1)[0])
+        second = await desk.service.allocate(ids(2, gpu=1))
+        desk.lock(None)
+        desk.epoch = NEXT_EPOCH
+        first, other = (msgspec.structs.replace(one, has_run=True) for one in two)
+        ran = (msgspec.structs.replace(first, running_id="a"), other)
+        desk.admit(msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=ran))
+        desk.containers.alive = None
+        await asyncio.sleep(60)
+
+        assert second == await desk.service.allocate(ids(9))

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.kit.timing import CLOSE
 from agent.ledger import ContainerEdits, Holder
@@ -79,6 +80,19 @@ async def test_of_calls_that_begin_in_one_moment_none_is_granted_and_one_when_it
 
         assert {RefusalReason.OVERLAP} == {one.gate for one in found}
         assert directory(await node.service.allocate(ids(1)))
+
+
+async def test_no_answer_is_given_before_its_row_is_on_disk():
+    async with a_node() as node:
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(node.service.allocate(ids(0)))
+            await asyncio.sleep(DISK_BUDGET - 0.1)
+            assert not call.done()
+            assert set() == node.hooks.names
+            node.disk.gate.set()
+
+        assert call.result() == node.rows[0].edits
 
 
 async def test_a_container_that_was_begun_before_another_one_is_not_granted_after_it():

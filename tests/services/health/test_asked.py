@@ -97,6 +97,19 @@ async def test_no_verdict_that_waits_for_the_stream_of_events_undoes_a_release()
         assert (True, Cause.RELEASED) == (bench.of(G0).serving, bench.of(G1).cause)
 
 
+async def test_the_events_of_the_others_are_heard_again_right_after_a_release():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.failure = DriverError("the driver is gone")
+        bench.driver.break_events()
+        await asyncio.sleep(40)
+        bench.driver.failure = None
+        await bench.watch.release("1")
+        await asyncio.sleep(0.1)
+
+        assert bench.driver.listening
+
+
 def serving_and_deaf(bench) -> list[bool]:
     """At each publication of a GPU that is served again: whether no stream was open."""
     seen, publish = [], bench.watch._on_judged

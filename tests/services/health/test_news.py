@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from agent.cluster import NodeCondition, NodeEvent, NodeView, PodTable
+from agent.cluster import NodeCondition, NodeEvent, NodeView, Phase, PodTable
 from agent.errors import ApiError
 from agent.health.judge import switched_off
 from agent.inventory import Discovery, InventoryKeeper
@@ -17,7 +17,18 @@ from agent.kit.cell import Cell
 from agent.ledger import Ledger
 from agent.model import Condition, GpuFault, Inventory, SharingSettings, Trouble
 from agent.report import follow_gpus, follow_left_out, keep_condition
-from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import (
+    NOON,
+    a_gpu,
+    a_health,
+    a_pod,
+    a_pod_uid,
+    a_row,
+    a_share,
+    a_shared_gpu,
+    a_uuid,
+    an_inventory,
+)
 from tests.fakes.clock import LoopClock, ManualClock
 from tests.fakes.driver import ScriptedDriver
 from tests.services.at_work import at_work
@@ -121,6 +132,30 @@ async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_f
     assert first.message != second.message
 
 
+@pytest.mark.parametrize(
+    ("pods", "told"),
+    [
+        (None, ["one", "two"]),
+        ([a_pod(uid=a_pod_uid(1), phase=Phase.FAILED), a_pod(uid=a_pod_uid(2))], ["two"]),
+        ([a_pod(uid=a_pod_uid(1))], ["one"]),
+    ],
+    ids=["not listed yet", "one has ended", "one is gone"],
+)
+async def test_no_pod_that_is_gone_or_has_ended_is_told_about_its_gpu(pods, told):
+    said: list[NodeEvent] = []
+    shares = (a_share(uuid=a_uuid(0)),)
+    rows = [
+        a_row(pod_uid=a_pod_uid(number), pod=name, shares=shares)
+        for number, name in ((1, "one"), (2, "two"))
+    ]
+    inventory = Cell(holding(WELL))
+    async with running(telling(inventory, said.append, rows, pods)):
+        inventory.set(holding(BAD, generation=2))
+        await asyncio.sleep(0.01)
+
+    assert told == [event.pod for event in said if event.reason == "GpuDegradedForPod"]
+
+
 # A GPU that is not shared is told in one Event, with the reason; its neighbours are shared.
 
 
@@ -171,6 +206,11 @@ async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
             "[GpuLeftOut]"
         ) == event.text
         assert bench.driver.scans > 50
+        bench.driver.faults.append(GpuFault("index 2", "no answer in time", Trouble.SILENT))
+        await bench.rescan()
+        assert ["GPU index 2 is not shared: no answer in time"] == [
+            one.text.partition(";")[0] for one in bench.events[1:]
+        ]
 
 
 @pytest.mark.parametrize(

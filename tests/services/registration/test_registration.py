@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -279,9 +280,10 @@ class Side:
         self.registration_id: int | None = 0
         self.renewed = 0
         self.said: list[str] = []
+        registration = cast("Registration", self)
         self.rivals = Rivals(
-            Path("/d"), self.resource, self, lambda one: self.said.append(one.reason)
-        )  # type: ignore[arg-type]
+            Path("/d"), self.resource, registration, lambda one: self.said.append(one.reason)
+        )
         self.rivals.answers = lambda: self.is_answering  # type: ignore[method-assign]
 
     def renew(self) -> None:
