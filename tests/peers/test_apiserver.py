@@ -530,9 +530,11 @@ async def test_a_watch_ends_in_time_with_a_bookmark_unless_it_is_short(server: S
     query = {**on("nothing"), "resourceVersion": await now(server), "allowWatchBookmarks": "true"}
 
     async with server.admin.watch(ALL_PODS, **query, timeoutSeconds="1") as events:
-        created = await server.admin.create(PODS, plain_pod("elsewhere", "far"))
+        await server.admin.create(PODS, plain_pod("elsewhere", "far"))
         assert [] == await events.rest()
+    query["resourceVersion"] = await now(server)
     async with server.admin.watch(ALL_PODS, **query, timeoutSeconds="5") as events:
+        created = await server.admin.create(PODS, plain_pod("not-seen", "far"))
         found = await events.rest()
 
     # The real server sometimes sends it twice.
