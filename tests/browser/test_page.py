@@ -39,18 +39,6 @@ async def test_it_shows_what_the_agent_knows(tab, node):
     assert [] == tab.errors
 
 
-async def test_without_script_it_shows_the_same(tab, node):
-    await tab.call("Emulation.setScriptExecutionDisabled", value=True)
-    await tab.call("Page.navigate", url=node.web_address)
-    assert await tab.until("document.readyState === 'complete' && document.querySelector('main')")
-
-    text = await tab.evaluate(TEXT)
-
-    for words in ("Not live: reload for newer values,", "cordoned", "HA-2005", "trio"):
-        assert words in text
-    assert "Filter" not in text
-
-
 async def test_an_xid_is_shown_while_the_page_is_open_and_disturbs_nobody(tab, node):
     await tab.look(height=500)
     await opened(tab, node)

@@ -374,25 +374,6 @@ def test_the_notes_say_who_may_scrape_and_what_lets_another_one_in(helm: Helm):
     assert "etworkPolic" not in helm.notes(off, "1.36")
 
 
-def test_every_variable_that_is_set_is_a_setting(helm: Helm):
-    known = {name for row in MATRIX for name in environment_of(helm, row) if "HAMI_AGENT" in name}
-
-    assert {
-        "HAMI_AGENT_METRICS_HAMI",
-        "HAMI_AGENT_PATHS_CGROUP",
-        "HAMI_AGENT_PATHS_KUBELET_SOCKET",
-        "HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET",
-        "HAMI_AGENT_TAKEOVER",
-        "HAMI_AGENT_USAGE_FEEDBACK",
-        "HAMI_AGENT_WEB_ADDRESS",
-        "HAMI_AGENT_WEB_PORT",
-    } == known
-
-
-def environment_of(helm: Helm, row: str) -> set[str]:
-    return set(environment(container(pod_of(helm.objects(values(row))))))
-
-
 def test_the_right_to_a_condition_comes_with_the_setting_alone(helm: Helm):
     def rights(given: dict[str, object]) -> list[str]:
         role = of_kind(helm.objects({**values("least"), **given}), "ClusterRole")[NAME]

@@ -40,6 +40,7 @@ def test_a_socket_without_a_listener_is_dead_and_the_kubelets_is_passed_over(tmp
             PluginSocket(str(tmp_path / "nvidia-gpu.sock"), alive=False),
             PluginSocket(str(tmp_path / "other.sock"), alive=True),
         ) == plugin_sockets(tmp_path, "kubelet.sock")
+    assert () == plugin_sockets(tmp_path / "none", "kubelet.sock")
 
 
 def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.errors import ApiError, ApiGone
+from agent.errors import ApiError
 from agent.kube import client
 from agent.kube.client import KubeSession
 from agent.kube.objects import KubeApi
@@ -16,7 +16,6 @@ from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE
 
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
-GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
 OPEN, KEEPALIVE_TIMER = "01", "02"
 """The state of a connection, and the kind of a timer, as /proc/net/tcp writes them."""
 pytestmark = pytest.mark.looptime(False)
@@ -130,18 +129,6 @@ async def test_a_bad_frame_is_an_error(tmp_path: Path, frame: bytes, text: str):
     async with a_session(streaming(frame), tmp_path) as session:
         with pytest.raises(ApiError, match=text):
             await versions(pods_of(session))
-
-
-async def test_gone_in_a_frame_or_as_a_status_is_gone(tmp_path: Path):
-    answers = iter([200, 410])
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        return await stream(request, GONE) if next(answers) == 200 else web.Response(status=410)
-
-    async with a_session(answer, tmp_path) as session:
-        for _ in range(2):
-            with pytest.raises(ApiGone):
-                await versions(pods_of(session))
 
 
 A_NODE = b'{"type":"ADDED","object":{"metadata":{"name":"n","uid":"u"}}}\n'

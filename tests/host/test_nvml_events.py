@@ -129,3 +129,14 @@ async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_
         assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
 
         assert reason == (await driver.probe(G1)).unmonitored
+
+
+async def test_without_a_thread_that_waits_for_events_the_stream_says_so(driver, monkeypatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    await driver.scan()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(DriverError, match="no thread can be started to wait for events"):
+            await anext(driver.events())

@@ -32,8 +32,6 @@ from tests.fakes.nvml_stub import NvmlStub, until
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
-PATIENT = 1.5
-"""Seconds that stand out from what a busy machine takes for everything else."""
 UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(16)]
 
 
@@ -126,31 +124,6 @@ async def test_an_event_of_any_wanted_kind_arrives_with_its_gpu(driver, stub):
     for gpu, (bit, kind) in enumerate(kinds.items()):
         assert DriverEvent(kind, UUIDS[gpu]) == await hears(driver, partial(stub.event, gpu, bit))
     await until(lambda: stub.sets == 0)
-
-
-@pytest.mark.parametrize(
-    "call", ["any", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo_v3"]
-)
-async def test_one_gpu_of_eight_that_hangs_leaves_the_loop_and_the_seven_alone(
-    stub_path, stub, tmp_path, call
-):
-    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=PATIENT)
-    stub.order(range(8))
-    await driver.scan()
-    stub.hang(call, 3)
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    first = await driver.scan()
-    second = await driver.scan()
-    probes = [await driver.probe(uuid) for uuid in UUIDS[:8] if uuid != UUIDS[3]]
-    spent = loop.time() - begun
-    stub.hang(call, 3, hung=False)
-
-    assert [7, 7] == [len(first.gpus), len(second.gpus)]
-    assert {UUIDS[3]} == {fault.gpu for scan in (first, second) for fault in scan.faults}
-    assert {ProbeOutcome.PASSED} == {probe.outcome for probe in probes}
-    assert spent < 2 * PATIENT
-    await driver.close()
 
 
 # The library file and the sessions with it: found, begun, ended and replaced, around nobody.

@@ -24,7 +24,7 @@ from agent.sandbox.lab.cluster import NAMESPACE, NODE, fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
 from agent.sandbox.scenario.stage import Wish, Workload
 from agent.sandbox.store import Json
-from tests.hostile.lab.attackers import AttackTally, at_work, attacker, finished
+from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.node import NEIGHBOUR, PODS, Node, Small, Tenant, is_full, open_node
 from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege, changed, snapshot
 from tests.hostile.lab.tenant import REGION
@@ -37,7 +37,9 @@ def left_behind(siege: Siege, attack: Attack, program: str) -> Begin:
     @contextlib.asynccontextmanager
     async def begin(tally: AttackTally) -> AsyncIterator[None]:
         async with siege.a_tenant() as tenant:
-            await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
+            where = (tenant.directory, program, *attack.bounds)
+            async with at_work(tally, "tenant", *where, to_end=True):
+                pass
         tally.goes_on = tenant.aside
         yield
         await siege.until_removed(tenant)
@@ -85,11 +87,10 @@ async def test_what_a_container_fills_stops_new_pods_alone_and_until_there_is_ro
             before = snapshot(node.cluster.places, node.neighbour)
             tenant = await node.tenant("tenant")
             where = (tenant.directory, program, *attack.bounds)
-            async with attacker("tenant", *where) as filling:
+            async with at_work(tally, "tenant", *where):
                 assert await comes(lambda: is_full(node.containers))
                 said = await while_full(node)
                 await node.is_alive()
-                tally.add(await filling.stopped())
             freed(tenant)
             seconds = await until_served(node)
             after = await siege.usual()

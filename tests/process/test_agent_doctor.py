@@ -39,55 +39,7 @@ async def test_where_nothing_is_wrong_no_line_is(well: SandboxCluster):
     }
 
 
-# Looks at a node that is well, with other flags or as somebody else.
-
-Flags = Callable[[SandboxCluster], list[str]]
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected", "said", "code"),
-    [
-        (
-            lambda node: token_of(node, "stranger"),
-            [("P-RIGHTS", WRONG)],
-            "patch nodes, list pods",
-            1,
-        ),
-        (
-            lambda node: ["--node-name", "other", *token_of(node, ACCOUNT)],
-            [("P-NODE", WRONG)],
-            "the API server knows no such Node",
-            1,
-        ),
-        # Without an API server the rest is looked at, and it is said what is not known.
-        (lambda node: ["--kubeconfig", f"{node.places.root}/none"], [], "", 5),
-    ],
-    ids=[*("no rights", "another node", "no API server")],
-)
-async def test_a_look_finds_that_alone(
-    well: SandboxCluster, flags: Flags, expected: list[tuple[str, str]], said: str, code: int
-):
-    ended, findings = await doctored(well, *flags(well))
-
-    found = faults(findings)
-    unseen = {check for check, verdict in found if verdict == "unknown"}
-    assert (expected, code) == ([one for one in found if one[0] not in unseen], ended)
-    assert said in " ".join(one["said"] for one in findings if one["verdict"] != "ok")
-    if code == 5:
-        assert {"P-NODE"} == unseen
-
-
 # Faults of a node, one at a time.
-
-
-async def settings_were_refused(node: SandboxCluster) -> None:
-    assert await comes((node.places.state / "settings.json").exists)
-    node.places.config.write_text("sharing: {splitCount: many}\n")
-
-
-async def the_agent_has_ended(node: SandboxCluster) -> None:
-    await node.stop_agent()
-    assert await offers(node, 0)
 
 
 async def others_wrote_on_the_node(node: SandboxCluster) -> None:
@@ -107,20 +59,6 @@ async def others_wrote_on_the_node(node: SandboxCluster) -> None:
     node.store.update("nodes", "", NODE, fewer)
 
 
-async def no_scheduler_has_read(node: SandboxCluster) -> None:
-    await end_scheduler(node)
-    notes = {key: text for key, text in node.node_annotations().items() if key != HANDSHAKE}
-    written = {"annotations": notes, "managedFields": [written_by("hami-agent")]}
-    node.store.update(
-        "nodes", "", NODE, lambda held: held | {"metadata": held["metadata"] | written}
-    )
-
-
-async def a_gpu_is_lost(node: SandboxCluster) -> None:
-    node.hardware.lose("0")
-    await half_is_offered(node)
-
-
 async def a_gpu_is_released(node: SandboxCluster) -> None:
     socket = str(node.places.run / "api.sock")
     ended = await asyncio.to_thread(run, "release", "0", "--socket", socket)
@@ -135,12 +73,6 @@ async def half_is_offered(node: SandboxCluster) -> None:
     assert await comes(lambda: node.node_annotations()[REGISTER].count('"health":true') == 1)
 
 
-def written_by(manager: str) -> dict[str, object]:
-    """What the API server says of the writer of the report."""
-    fields = {"f:metadata": {"f:annotations": {f"f:{REGISTER}": {}}}}
-    return {"manager": manager, "time": "2026-11-20T10:00:00Z", "fieldsV1": fields}
-
-
 async def end_scheduler(node: SandboxCluster) -> None:
     """It would take notice of what is seeded."""
     (task,) = [
@@ -153,16 +85,12 @@ async def end_scheduler(node: SandboxCluster) -> None:
 @pytest.mark.parametrize(
     ("fault", "expected", "said", "code"),
     [
-        (settings_were_refused, [("P-SETTINGS", WRONG)], "config.yaml:1:", 1),
-        (the_agent_has_ended, [("P-AGENT", WRONG)], "no agent answers", 1),
         (
             others_wrote_on_the_node,
             [("P-OFFER", WRONG), ("P-REPORT", WRONG), ("P-LOCK", WRONG)],
             "held by demo/late for 6 min",
             1,
         ),
-        (no_scheduler_has_read, [("P-REPORT", NOTE)], "no scheduler has read the report of ", 0),
-        (a_gpu_is_lost, [("P-GPU", WRONG)], "is lost: ", 1),
         (a_gpu_is_released, [("P-GPU", NOTE)], "is released: an operator released it", 0),
     ],
 )
@@ -182,10 +110,6 @@ async def test_a_fault_is_found_alone(
 
     assert (expected, code) == (faults(findings), ended)
     assert [] != [one for one in findings if said in one["said"]]
-    if fault is settings_were_refused:
-        assert {"P-OFFER", "P-AGENT"} <= {one["id"] for one in findings}
-        (refused,) = (one for one in findings if one["verdict"] == WRONG)
-        assert "last good settings" in refused["means"]
 
 
 def requests_of(node: SandboxCluster, user: str) -> dict[bool, int]:

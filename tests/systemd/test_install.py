@@ -136,6 +136,7 @@ async def test_an_install_that_cannot_go_on_says_why_and_the_version_before_runs
     wheel, *words = told
     await first.offers(80)
     before, files, install = await first.shown(), await tree(first), first.install
+    kept = await versions(first)
     match case:
         case "settings":
             first.write("/etc/hami-agent/config.yaml", "sharing: {splitCuont: 10}\n")
@@ -159,6 +160,7 @@ async def test_an_install_that_cannot_go_on_says_why_and_the_version_before_runs
     assert (1, []) == (said.code, [word for word in words if word not in said.err]), said
     assert '"event":' not in said.err or case == "does not start"
     assert __version__ == await version(first)
+    assert case != "no dependencies" or kept == await versions(first)
     after = await first.until_shown(ActiveState="active")
     assert UNCHANGED not in words or before["MainPID"] == after["MainPID"]
     await first.offers(80)

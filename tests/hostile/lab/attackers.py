@@ -48,49 +48,14 @@ class AttackTally:
         return "".join(f", {one}" for one in (beside, self.remark) if one)
 
 
-class Attacker:
-    """One child process that has begun."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def until_done(self) -> dict[str, int]:
-        """What it says when it has come to its own end."""
-        return await self._report()
-
-    async def stopped(self) -> dict[str, int]:
-        """What it says when it is told to stop."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        return await self._report()
-
-    async def begun(self) -> None:
-        """It is at work."""
-        assert await self._line() == {"at": "work"}
-
-    async def _report(self) -> dict[str, int]:
-        report = await self._line()
-        await self._process.wait()
-        return report
-
-    async def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
-            line = await self._process.stdout.readline()
-        assert line, (await self._process.communicate())[1].decode()
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    async def end(self) -> None:
-        """Whatever it does, it is over."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-
-
 @contextlib.asynccontextmanager
-async def attacker(program: str, *words: str | Path) -> AsyncIterator[Attacker]:
-    """`python -m tests.hostile.lab.PROGRAM WORDS`, at work; it ends with the block."""
+async def at_work(
+    tally: AttackTally, program: str, *words: str | Path, to_end: bool = False
+) -> AsyncIterator[None]:
+    """`python -m tests.hostile.lab.PROGRAM WORDS`, at work, or `to_end`: at its own end.
+
+    When the block ends well it is stopped, and what it tried is counted.
+    """
     process = await asyncio.create_subprocess_exec(
         *("setpriv", "--pdeathsig", "KILL"),
         *(sys.executable, "-m", f"tests.hostile.lab.{program}", *map(str, words)),
@@ -100,23 +65,26 @@ async def attacker(program: str, *words: str | Path) -> AsyncIterator[Attacker]:
         cwd=TOP,
         env=ENVIRON,
     )
-    found = Attacker(process)
     try:
-        await found.begun()
-        yield found
+        assert await _told(process) == {"at": "work"}
+        report = await _told(process) if to_end else None
+        yield
+        if report is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            report = await _told(process)
+        tally.add(report)
     finally:
-        await found.end()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
-@contextlib.asynccontextmanager
-async def at_work(tally: AttackTally, program: str, *words: str | Path) -> AsyncIterator[Attacker]:
-    """The same; when the block ends well it is stopped, and what it tried is counted."""
-    async with attacker(program, *words) as found:
-        yield found
-        tally.add(await found.stopped())
-
-
-async def finished(tally: AttackTally, program: str, *words: str | Path) -> None:
-    """The attacker comes to its own end, and what it tried is counted."""
-    async with attacker(program, *words) as found:
-        tally.add(await found.until_done())
+async def _told(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    """The next line that it says."""
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE):
+        line = await process.stdout.readline()
+    assert line, (await process.communicate())[1].decode()
+    found: dict[str, Any] = json.loads(line)
+    return found

@@ -236,9 +236,8 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The web door's: it tells a free port in its log, or it was given one."""
-        chosen = self.cluster.options.web_port
-        return f"http://127.0.0.1:{chosen}" if chosen else self.cluster.web_address or ""
+        """The web door's."""
+        return self.cluster.web_address or ""
 
     @property
     def port(self) -> int:
@@ -308,16 +307,12 @@ class Small:
 
 
 @contextlib.asynccontextmanager
-async def open_node(
-    slices: int = 80, *, small: Small | None = None, web_port: int = 0
-) -> AsyncIterator[Node]:
+async def open_node(slices: int = 80, *, small: Small | None = None) -> AsyncIterator[Node]:
     """The agent at work, beside a neighbour that has something in its directory.
 
     Strangers may come as near as any file system lets them: nothing above is closed.
     """
-    chosen = dataclasses.replace(
-        options(gpus=slices // 10), scheduler=SchedulerSettings().quick(), web_port=web_port
-    )
+    chosen = dataclasses.replace(options(gpus=slices // 10), scheduler=SchedulerSettings().quick())
     with _own_disk() as (kind, disks):
         async with open_cluster(chosen) as cluster:
             cluster.places.root.chmod(0o755)

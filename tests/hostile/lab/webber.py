@@ -129,17 +129,6 @@ def crowds() -> Iterator[int]:
         yield 1
 
 
-def squats() -> Iterator[int]:
-    """The port is taken before the agent comes; who connects is told nothing."""
-    with socket.create_server(("127.0.0.1", PORT)) as squatter:
-        squatter.settimeout(0.05)
-        yield 1
-        while True:
-            with contextlib.suppress(TimeoutError):
-                squatter.accept()[0].close()
-            yield 1
-
-
 def _connected(source: str) -> socket.socket:
     return socket.create_connection(("127.0.0.1", PORT), 5, (source, 0))
 

@@ -1,18 +1,22 @@
-"""SETTINGS.md has every setting, with all its names, in words that a new type must bring along."""
+"""What is generated is in step with the code: SETTINGS.md, METRICS.md, and the chart's schema."""
 
 import itertools
 import json
 import re
 from pathlib import Path
 
+import pytest
+import yaml
+
+from agent import __version__
 from agent.setting import HOW
 from agent.settings.files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.reading import FOREIGN, LASTING, flag_of
 from agent.settings.schema import BY_KEY, FIELDS
-from deploy import render, settings_page
+from deploy import metrics, render, settings_page
 from tests.shape import tree
 
-CHART = json.loads(tree.text("deploy/chart/hami-agent/values.schema.json"))
+SCHEMA = json.loads(tree.text("deploy/chart/hami-agent/values.schema.json"))
 PAGE = tree.text("SETTINGS.md")
 HEAD, REFERENCE = PAGE.split(settings_page.BEGIN)
 ENTRY = re.compile(r"^### (\S+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
@@ -89,9 +93,68 @@ def test_a_setting_that_a_document_names_is_one():
 def is_value(name: str) -> bool:
     """Whether it is a value of the chart."""
     section, _, key = name.partition(".")
-    return key in CHART["properties"].get(section, {}).get("properties", {})
+    return key in SCHEMA["properties"].get(section, {}).get("properties", {})
 
 
 def is_event(name: str) -> bool:
     """Whether it is an event of the agent's log."""
     return any(f'"{name}"' in tree.text(path) for path in tree.modules("agent"))
+
+
+# METRICS.md.
+
+
+def test_the_document_is_what_the_code_says():
+    assert metrics.document() == tree.text(metrics.DOCUMENT), "run make metrics"
+
+
+def test_no_series_is_listed_twice():
+    names = [one.name for one in metrics.described()]
+
+    assert len(names) > 50
+    assert len(set(names)) == len(names)
+
+
+def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path: Path):
+    (tmp_path / "a.py").write_text('TEXT = "Things."\nTally("things_total", TEXT)\n')
+
+    with pytest.raises(ValueError, match="malformed"):
+        list(metrics.of_services(tmp_path))
+
+
+# The chart.
+
+
+CHART = yaml.safe_load(tree.text("deploy/chart/hami-agent/Chart.yaml"))
+
+
+def test_the_chart_has_the_version_of_the_agent():
+    assert __version__ == CHART["version"] == CHART["appVersion"]
+
+
+def test_the_schema_of_config_needs_no_helm(tmp_path: Path):
+    render.main(None, tmp_path)
+
+    assert [tmp_path / render.SCHEMA] == [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert tree.text(str(render.SCHEMA)) == (tmp_path / render.SCHEMA).read_text(), "make settings"
+
+
+def test_each_setting_is_the_operators_or_the_charts():
+    for field in FIELDS:
+        section, _, name = field.key.partition(".")
+        properties = SCHEMA["$defs"]["settings"]["properties"]
+        offered = (
+            name in properties.get(section, {}).get("properties", {})
+            if name
+            else (section in properties)
+        )
+
+        assert offered == (section not in render.CHARTS_OWN and field.key != "library.hookPath")
+
+
+def test_every_default_value_is_in_the_schema_and_no_other_name_is():
+    given = yaml.safe_load(tree.text("deploy/chart/hami-agent/values.yaml"))
+
+    assert set(SCHEMA["properties"]) == set(given)
+    for name in ("image", "devicePlugin", "library", "service", "global"):
+        assert set(SCHEMA["properties"][name]["properties"]) == set(given[name]), name
