@@ -86,6 +86,7 @@ test-slow: $(STAMP)  ## run the tests that wait or compute for more than 5 s
 .PHONY: test-long
 test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 without (LONG=--histories=500)
 	$(BIN)/python -m pytest -q -rP -m histories $(LONG) tests/machine
+	$(BIN)/python -m pytest -q -m "not slow" --hypothesis-profile=night --timeout=900 $(PARALLEL) tests/unit tests/wire
 
 .PHONY: test-hostile
 test-hostile: $(STAMP)  ## attack a running agent while it serves pods, as root (HOSTILE='-k word')

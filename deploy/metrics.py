@@ -12,6 +12,7 @@ import ast
 import datetime as dt
 import itertools
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,35 +28,23 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"
 KINDS: Final = {"Tally": "counter", "Histogram": "histogram"}
 """What creates the series of a service; a gauge is a tuple of name, text and what reads it."""
-UNITS: Final = {
-    "_timestamp_seconds": "seconds since 1970",
-    "_seconds": "seconds",
-    "_bytes": "bytes",
-    "_celsius": "degrees Celsius",
-    "_watts": "watts",
-    "_ratio": "0 to 1",
-    "_info": "always 1",
-}
-"""By the end of a name without _total; the first that fits counts."""
-PERCENT: Final = "percent"
 
 TEXT: Final = """\
 # Metrics
 
-All series of `/metrics`. Written by `make metrics` from the code; do not edit.
+All series of `/metrics`, in Prometheus' text format 0.0.4. Written by `make metrics` from the code;
+do not edit. [GUIDE.md](GUIDE.md#metrics) says how to scrape the agents.
 
-The page is in Prometheus' text format 0.0.4. Counters start at 0 with the agent. A value that is
-not known has no series, or is NaN. [GUIDE.md](GUIDE.md#metrics) says how to scrape the
-agents, and has alerts and a dashboard.
+Units are those of the names; a ratio of HAMi's is in percent. Counters start at 0 with the agent. A
+value that is not known has no series, or is NaN. Plain mode has no series about the API server and
+the scheduler.
 
-- The label `gpu` is the GPU's index, as [RUNBOOK.md](RUNBOOK.md#a-gpu-in-the-metrics) explains.
-- Series with the labels `namespace`, `pod` and `container` name the containers that hold slices.
-  Scrape them with `honor_labels: true`, or Prometheus renames these labels.
-  `metrics.containers: false` leaves the series out, HAMi's about containers too.
-- What a container uses is read every 5 s from HAMi-core's shared region in its directory. Processes
-  of the container may write there: they can lie about their own container, not about others. A
-  container that has not used CUDA yet has no such series.
-- Plain mode (`scheduler: none`) has no series about the API server and the scheduler.
+- The label `gpu` is the GPU's index: [RUNBOOK.md](RUNBOOK.md#a-gpu-in-the-metrics).
+- Series with `namespace`, `pod` and `container` name the containers that hold slices. Scrape them
+  with `honor_labels: true`, or Prometheus renames these labels. `metrics.containers: false` leaves
+  the series out.
+- What a container uses is read every 5 s from HAMi-core's shared region. Its processes may write
+  there, so they can lie about their own container. One that has not used CUDA yet has no series.
 
 ## The agent's series
 
@@ -64,15 +53,14 @@ agents, and has alerts and a dashboard.
 ## HAMi's series
 
 `metrics.hami` chooses: `current` (the default) serves the names that begin with `hami_`, `legacy`
-the older ones, `both` all, `none` none. Names, labels and scales are those of the vGPUmonitor of
-HAMi after 2.10 (`zone` is always `vGPU`). What a GPU does not support has no series.
-[COMPATIBILITY.md](COMPATIBILITY.md#hamis-metrics) says what differs.
+the older ones, `both` all, `none` none. They are those of the vGPUmonitor of HAMi after 2.10; what
+differs is in [COMPATIBILITY.md](COMPATIBILITY.md#hamis-metrics).
 
 {hami}
 
 ## Series of the process
 
-{process}
+Those of the Prometheus client: {process}.
 
 ## Reasons of refusals
 
@@ -93,16 +81,13 @@ class Described:
 
     @property
     def is_hamis(self) -> bool:
-        """Whether it is one of HAMi's, which has other scales."""
+        """Whether it is one of HAMi's."""
         return not self.name.startswith((PREFIX, "process_", "python_"))
 
     @property
-    def unit(self) -> str:
-        """In what it is counted; empty: things."""
-        if self.is_hamis and self.name.endswith("_ratio"):
-            return PERCENT
-        name = self.name.removesuffix("_total")
-        return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+    def told_labels(self) -> str:
+        """As code; empty: none."""
+        return f"`{','.join(self.labels)}`" if self.labels else ""
 
 
 def main(folder: Path) -> None:
@@ -116,12 +101,12 @@ def document() -> str:
     own = [one for one in families if one.name.startswith(PREFIX)]
     hami = [one for one in families if one.is_hamis]
     process = [one for one in families if one not in own and one not in hami]
-    reasons = "".join(f"| `{one.name.lower()}` | {one.value} |\n" for one in RefusalReason)
+    reasons = ", ".join(f"`{one.name.lower()}` {one.value}" for one in RefusalReason)
     return TEXT.format(
         own=table(own),
         hami=table(hami),
-        process=table(process),
-        reasons=f"| reason | id |\n|---|---|\n{reasons}".rstrip(),
+        process=", ".join(f"`{one.name}`" for one in process),
+        reasons="\n".join(textwrap.wrap(f"{reasons}.", 100)),
     )
 
 
@@ -190,11 +175,9 @@ def sentence(text: str) -> str:
 def table(families: Iterable[Described]) -> str:
     """A table of Markdown."""
     rows = (
-        f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels)} "
-        f"| {one.unit} | {one.meaning} |"
-        for one in families
+        f"| `{one.name}` | {one.kind} | {one.told_labels} | {one.meaning} |" for one in families
     )
-    return "\n".join(("| name | type | labels | unit | meaning |", "|---|---|---|---|---|", *rows))
+    return "\n".join(("| name | type | labels | meaning |", "|---|---|---|---|", *rows))
 
 
 if __name__ == "__main__":

@@ -34,19 +34,17 @@ TOP: Final = "Without a section"
 NAMED: Final = (
     (kinds.text, "text"),
     (kinds.text_or_whole, "text or whole number"),
-    (kinds.optional_text, "text; empty means not set"),
-    (kinds.node_name, "the name of a Node; empty means not set"),
+    (kinds.optional_text, "text, or empty"),
+    (kinds.node_name, "the name of a Node, or empty"),
     (kinds.path, "absolute path"),
-    (kinds.optional_path, "absolute path; empty means not set"),
+    (kinds.optional_path, "absolute path, or empty"),
     (kinds.boolean, "`true` or `false`"),
     (kinds.texts, "list of texts"),
     (kinds.indexes, "list of whole numbers from 0"),
-    (kinds.resource_name, "name of an extended resource, such as `nvidia.com/gpu`"),
+    (kinds.resource_name, "name of an extended resource"),
     (xid_classes, "list of texts of the form `XID=CLASS`"),
 )
 """Types that are told by their name; the others are told by their bounds."""
-AT_ONCE: Final = "at once"
-AT_START: Final = "at the next start"
 DRAINED: Final = {SCHEDULER: "at the next start", RESOURCE: "at once"}
 """Settings that can change only on a drained node, and when the change takes effect there."""
 
@@ -68,35 +66,30 @@ def with_reference(page: str) -> str:
 
 
 def reference() -> Iterator[str]:
-    """The lines: an overview, each section with its settings, and what has no effect."""
+    """The lines: each section with its settings, and what has no effect."""
     sections: dict[str, list[Field]] = {TOP: []}
     for field in FIELDS:
         section, dot, _ = field.key.partition(".")
         sections.setdefault(section if dot else TOP, []).append(field)
-    yield from ("", "## All settings", "")
-    fields = [field for section in sections.values() for field in section]
-    rows = ((f"[`{one.key}`](#{anchor(one.key)})", default(one), change(one)) for one in fields)
-    yield from table(("setting", "default", "a change takes effect"), rows)
     for name, found in sections.items():
         yield from ("", f"## {name if name == TOP else f'Section {name}'}")
         for field in found:
-            yield from ("", f"### {field.key}", "", *wrapped(field.text), "")
-            yield from (line for text in facts(field) for line in wrapped(text, "- "))
+            # How a duration is written stands once, at the top of the page.
+            text = field.text.removesuffix(f" {kinds.HOW}")
+            yield from ("", f"### {field.key}", "", *wrapped(text), "", *wrapped(facts(field)))
     yield from without_effect()
 
 
-def facts(field: Field) -> Iterator[str]:
+def facts(field: Field) -> str:
     """What a reader needs of one setting: values, names in all sources, and when it changes."""
-    yield f"Value: {type_of(field)}. Default: {default(field)}."
     own, *others = (f"`{name}`" for name in field.variables)
-    names = [f"Variable: {own}{also(others)}."]
+    names = [f"{own}{also(others)}"]
     if field.flag:
-        names.append(f"Flag: `{field.flag}`{also(f'`{flag}`' for flag in field.other_flags)}.")
+        names.append(f"`{field.flag}`{also(f'`{flag}`' for flag in field.other_flags)}")
     if field.key in HAMI:
-        names.append(f"HAMi: {'; '.join(HAMI[field.key])}.")
-    yield " ".join(names)
-    profiles = "can" if field.key in LIVE else "cannot"
-    yield f"A change takes effect {change(field)}. Profiles {profiles} set it."
+        names.append(f"HAMi: {', '.join(HAMI[field.key])}")
+    value = f"{type_of(field)}; default {default(field)}."
+    return f"{value[0].upper()}{value[1:]} {'; '.join(names)}.{change(field)}"
 
 
 def also(names: Iterable[str]) -> str:
@@ -116,10 +109,12 @@ def default(field: Field) -> str:
 
 
 def change(field: Field) -> str:
-    """When a changed value is in force, as the end of a sentence."""
+    """What is special about a change of it; empty: it acts at once, and profiles can set it."""
     if field.key in DRAINED:
-        return f"only on a drained node, {DRAINED[field.key]}"
-    return AT_ONCE if field.live else AT_START
+        return f" Only on a drained node, {DRAINED[field.key]}."
+    if not field.live:
+        return " At the next start."
+    return "" if field.key in LIVE else " Not in profiles."
 
 
 def type_of(field: Field) -> str:
@@ -148,7 +143,7 @@ def by_bounds(schema: Mapping[str, Any]) -> str:
         case {"type": "array", "minItems": 1, "items": {"enum": words}}:
             told = f"list of one or more of {', '.join(quoted(words))}"
         case {"type": "string", "pattern": _}:
-            told = "text of the form of the default, by the pattern in `hami-agent config schema`"
+            told = "text of the form of the default"
         case _:
             raise ValueError(f"no words for the type {schema}")
     return told
@@ -176,30 +171,16 @@ def without_effect() -> Iterator[str]:
     """The names of HAMi's and NVIDIA's plugins that the agent accepts and does not follow."""
     yield from ("", "## Without effect here", "")
     yield from wrapped(
-        "Variables, flags and keys of HAMi's and NVIDIA's plugins that the agent accepts, so that "
-        "their command lines and files work. The log warns of the variables and flags. HAMi's "
-        "plugin ignores those for slices, scalings and the core limit since 2.4.1: set "
-        "`sharing.splitCount`, `sharing.memoryScaling`, `sharing.coreScaling` and "
-        "`library.disableCoreLimit` instead. Instead of `-v`, set `log.level`."
+        "The agent accepts these of HAMi's and NVIDIA's plugins, so that their command lines and "
+        "files work, and warns of the variables and flags. Set `sharing.splitCount`, "
+        "`sharing.memoryScaling`, `sharing.coreScaling`, `library.disableCoreLimit` and "
+        "`log.level` instead."
     )
     yield ""
     named = {"Variables": FOREIGN, "Flags": (*map(flag_of, FOREIGN), "-v", "--v")}
     named |= {f"Keys of {file}": keys for file, keys in WITHOUT_EFFECT.items()}
     for what, names in named.items():
         yield from wrapped(f"{what}: {', '.join(quoted(names))}.", "- ")
-
-
-def anchor(heading: str) -> str:
-    """What a heading is called in addresses."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """The lines of a table in Markdown."""
-    head = tuple(head)
-    for row in (head, ("---",) * len(head), *rows):
-        cells = [cell.replace("|", r"\|") for cell in row]
-        yield f"| {' | '.join(cells)} |"
 
 
 def wrapped(text: str, bullet: str = "") -> list[str]:

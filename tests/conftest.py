@@ -22,8 +22,8 @@ asyncio.set_event_loop(None)
 gc.set_threshold(50_000)
 
 # Whether a property holds is no question of time. In CI hypothesis has a profile of its own, which
-# plays the same examples each time: that stays. `--hypothesis-profile=night` plays many more.
-for _profile, _examples in (("unhurried", 50), ("night", 5000)):
+# plays the same examples each time: that stays. `make test-long` plays many more.
+for _profile, _examples in (("unhurried", 50), ("night", 2000)):
     settings.register_profile(
         _profile,
         settings.get_profile(settings.get_current_profile_name()),

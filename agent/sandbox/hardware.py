@@ -397,7 +397,7 @@ def unwrapped() -> Iterator[None]:
             single = single.exceptions[0]
         if single is group:
             raise
-        raise single from None
+        raise single from single.__cause__
 
 
 @asynccontextmanager

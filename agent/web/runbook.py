@@ -8,7 +8,7 @@ from typing import Final
 
 import agent
 from agent.errors import cap
-from agent.health.judge import xid_class, xid_name
+from agent.health.judge import FELL_OFF_THE_BUS, xid_class, xid_name
 
 _ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
 _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
@@ -26,11 +26,11 @@ def runbook_text(name: str) -> str:
     if of_xid := re.fullmatch("(?:H-|XID ?)?([0-9]{1,5})", asked):
         number, text = int(of_xid[1]), known["H-NNN"][1].partition("\n")[2]
         title = f"{xid_name(number)}; class {xid_class(number)}"
+        title += ": reboot the node" if number == FELL_OFF_THE_BUS else ""
         text = f"H-{number:03} XID {number}: {title}\n{text}"
     if not text:
         said = f"the runbook has no entry {cap(name, 64)}"
         raise LookupError(f"{said}; `hami-agent runbook` lists all")
-
     return text
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from agent.app.main import tell_systemd
 from agent.ledger import Ledger
@@ -104,19 +105,13 @@ async def rest(
     }
 
 
+@pytest.mark.parametrize(("containers", "more"), [(0, {}), (10, {"regions": 12})])
 async def test_at_rest_the_loop_wakes_at_shared_ticks_and_each_thread_once_a_round(
-    monkeypatch, tmp_path
+    monkeypatch, tmp_path, containers, more
 ):
-    loop, threads = await rest(Ledger(), monkeypatch, tmp_path)
-
-    assert {0.0: 12, 0.1: 12, 0.2: 6, 0.3: 6} == loop
-    assert {"clearing": 1, "disk": 6, "gpus": 12, "state": 6} == threads
-
-
-async def test_containers_add_one_thread_that_wakes_once_a_round(monkeypatch, tmp_path):
-    uids = [f"{number:08}-0000-4000-8000-000000000000" for number in range(10)]
+    uids = [f"{number:08}-0000-4000-8000-000000000000" for number in range(containers)]
     rows = tuple(a_row(pod_uid=uid, pod=f"pod-{uid}") for uid in uids)
     loop, threads = await rest(Ledger(rows), monkeypatch, tmp_path)
 
     assert {0.0: 12, 0.1: 12, 0.2: 6, 0.3: 6} == loop
-    assert {"clearing": 1, "disk": 6, "gpus": 12, "regions": 12, "state": 6} == threads
+    assert {"clearing": 1, "disk": 6, "gpus": 12, "state": 6, **more} == threads

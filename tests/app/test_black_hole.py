@@ -2,21 +2,17 @@
 
 import asyncio
 import errno
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from agent import inventory as withholding
-from agent import state
-from agent.allocate import service
 from agent.allocate.match import UnlockedPods
 from agent.allocate.service import DISK_BUDGET
-from agent.cluster import NodeEvent
 from agent.errors import DriverMissing, Refusal, RefusalReason, StateError
-from agent.inventory import CHECK_PERIOD, SPECIFICATIONS_DEADLINE, SPECIFICATIONS_PERIOD
+from agent.inventory import SPECIFICATIONS_DEADLINE
 from agent.ledger import Ledger, State
 from agent.model import Condition, slice_id
-from agent.state import RETRY
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.disk import GatedDisk
@@ -26,8 +22,9 @@ from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))
 LIBRARY = ("/usr/local/vgpu/libvgpu.so",)
-WITHIN = 1.0
-BACK = 1.0
+WITHIN, BACK = 10.0, 1.0
+READ_ONLY = StateError("hook path is read-only")
+REPLACED = DriverMissing("replaced", remedy="reboot [P-DRIVER]")
 PLAIN = "scheduler: none\n"
 LIMITS = PLAIN + "plain: {memoryLimits: true}\n"
 ROW = a_row(shares=(a_share(uuid=G1),), slice_ids=(slice_id(G1, 2),))
@@ -48,50 +45,64 @@ def degraded(node: FrontNode) -> list[str]:
     return [one.name for one in checks if not (one.ok or one.required)]
 
 
-async def test_a_library_that_vanishes_takes_every_slice_off_the_list_and_out_of_the_annotation():
-    places = FrontPlaces()
-    async with running(joined(two_gpus(), places=places)) as node:
+def unload(preload: str, *, loadable: bool = True):
+    def damage(host: "DamagedNode") -> None:
+        host.places.hooks.preload, host.places.hooks.loadable = preload, loadable
+
+    return damage
+
+
+class DamagedNode:
+    """A node of two GPUs, and what may befall it."""
+
+    def __init__(self, plugins: Path) -> None:
+        self.plugins = plugins
+        self.driver = ScriptedDriver([a_gpu(index=number) for number in range(2)])
+        self.places = FrontPlaces()
+        self.plugins.mkdir()
+        self.mend()
+
+    def mend(self) -> None:
+        self.plugins.chmod(0o750)
+        self.driver.replaced = None
+        hooks = self.places.hooks
+        hooks.missing, hooks.failure, hooks.loadable = (), None, True
+        hooks.preload = "# HAMi-core\n/usr/lib/other.so:/usr/local/vgpu/libvgpu.so\n"
+
+
+UNENFORCED = "no limit would be enforced"
+DAMAGES = {
+    "library": (lambda host: host.places.lose(*LIBRARY), "[HA-5005]"),
+    "no preload": (unload(""), UNENFORCED),
+    "another preload": (unload("/opt/vgpu/libvgpu.so\n"), UNENFORCED),
+    "carriage return": (unload("/usr/local/vgpu/libvgpu.so\r\n"), UNENFORCED),
+    "no library": (unload("/usr/local/vgpu/libvgpu.so\n", loadable=False), UNENFORCED),
+    "directories": (lambda host: setattr(host.places.hooks, "failure", READ_ONLY), "[HA-5003]"),
+    "open to all": (lambda host: host.plugins.chmod(0o777), "[P-KUBELET]"),
+    "new driver": (lambda host: setattr(host.driver, "replaced", REPLACED), "[P-DRIVER]"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+async def test_what_would_refuse_every_pod_takes_all_slices_until_it_is_mended(
+    tmp_path, damage, said
+):
+    host = DamagedNode(tmp_path / "plugins")
+    front = joined(host.driver, places=host.places, plugins=str(host.plugins))
+    async with running(front) as node:
+        await asyncio.sleep(1)  # past the ticks of the start
         assert ([G0, G1], [G0, G1]) == offered(node)
-        places.lose(*LIBRARY)
+        damage(host)
         await asyncio.sleep(WITHIN)
 
         assert ([], []) == offered(node)
         assert [G0, G1] == list(node.groups) == list(node.registered)
-        assert ["offer"] == degraded(node)
-        assert ["NothingOffered"] == node.reasons
-        assert "[HA-5005]" in node.told[0].text
-        places.hooks.missing = ()
+        assert (["offer"], ["NothingOffered"]) == (degraded(node), node.reasons)
+        assert said in node.told[0].text
+        host.mend()
         await asyncio.sleep(BACK)
         assert ([G0, G1], [G0, G1]) == offered(node)
-        assert [] == degraded(node)
-        assert ["NothingOffered", "SlicesOffered"] == node.reasons
-
-
-@pytest.mark.parametrize(
-    ("preload", "loadable"),
-    [
-        ("", True),
-        ("/opt/vgpu/libvgpu.so\n", True),
-        ("/usr/local/vgpu/libvgpu.so\r\n", True),
-        ("/usr/local/vgpu/libvgpu.so\n", False),
-    ],
-)
-async def test_a_library_that_no_container_would_load_takes_every_slice(preload, loadable):
-    places = FrontPlaces()
-    places.hooks.preload = "# HAMi-core\n/usr/lib/other.so:/usr/local/vgpu/libvgpu.so\n"
-    async with running(joined(two_gpus(), places=places)) as node:
-        assert ([G0, G1], [G0, G1]) == offered(node)
-        before, places.hooks.preload = places.hooks.preload, preload
-        places.hooks.loadable = loadable
-        await asyncio.sleep(WITHIN)
-
-        assert ([], []) == offered(node)
-        assert ["NothingOffered"] == node.reasons
-        assert "no limit would be enforced" in node.told[0].text
-        assert "[HA-5005]" in node.told[0].text
-        places.hooks.preload, places.hooks.loadable = before, True
-        await asyncio.sleep(BACK)
-        assert ([G0, G1], [G0, G1]) == offered(node)
+        assert ([], ["NothingOffered", "SlicesOffered"]) == (degraded(node), node.reasons)
 
 
 async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_first_list_on():
@@ -100,59 +111,6 @@ async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_
     async with running(joined(two_gpus(), places=places)) as node:
         assert ([], []) == offered(node)
         assert 1 == node.front.facts.slices.value.generation
-
-
-async def test_a_state_that_could_not_be_written_takes_the_slices_until_a_write_succeeds():
-    places = FrontPlaces()
-    async with running(joined(two_gpus(), places=places)) as node:
-        places.disk.faults.fail_at(0, errno.ENOSPC, times=1000)
-        with pytest.raises(StateError):
-            await node.front.state.commit(lambda ledger: ledger.put(ROW))
-        await asyncio.sleep(WITHIN)
-        assert ([], []) == offered(node)
-        assert "[HA-5001]" in node.told[0].text
-        places.disk.faults.revive()
-        await asyncio.sleep(RETRY + BACK)
-
-        assert ([G0, G1], [G0, G1]) == offered(node)
-
-
-async def test_directories_that_cannot_be_made_take_the_slices():
-    places = FrontPlaces()
-    places.hooks.failure = StateError("hook path is read-only")
-    async with running(joined(two_gpus(), places=places)) as node:
-        await asyncio.sleep(WITHIN)
-
-        assert ([], []) == offered(node)
-        assert "[HA-5003]" in node.told[0].text
-
-
-async def test_a_kubelets_directory_that_everybody_may_write_takes_the_slices(tmp_path):
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins").chmod(0o777)
-    front = joined(two_gpus(), plugins=str(tmp_path / "plugins"))
-    async with running(front) as node:
-        await asyncio.sleep(WITHIN)
-        assert ([], []) == offered(node)
-        assert "[P-KUBELET]" in node.told[0].text
-        (tmp_path / "plugins").chmod(0o750)
-        await asyncio.sleep(BACK)
-
-        assert ([G0, G1], [G0, G1]) == offered(node)
-
-
-async def test_a_driver_that_was_replaced_takes_the_slices_until_its_module_follows():
-    driver = two_gpus()
-    async with running(joined(driver)) as node:
-        assert ([G0, G1], [G0, G1]) == offered(node)
-        driver.replaced = DriverMissing("replaced", remedy="reboot [P-DRIVER]")
-        await asyncio.sleep(CHECK_PERIOD)
-
-        assert ([], []) == offered(node)
-        assert "[P-DRIVER]" in node.told[0].text
-        driver.replaced = None
-        await asyncio.sleep(BACK)
-        assert ([G0, G1], [G0, G1]) == offered(node)
 
 
 async def test_who_holds_a_slice_keeps_it_listed_and_healthy_gpus_stay_so_for_the_answers():
@@ -168,33 +126,30 @@ async def test_who_holds_a_slice_keeps_it_listed_and_healthy_gpus_stay_so_for_th
         assert node.shared(G1).serving
 
 
-async def test_plain_mode_withholds_for_the_library_only_where_it_mounts_it():
-    for settings, expected in ((PLAIN, [G0, G1]), (LIMITS, [])):
-        places = FrontPlaces()
-        places.hooks.missing = LIBRARY
-        places.hooks.failure = StateError("hook path is read-only")
-        async with running(joined(two_gpus(), settings=SETTINGS + settings, places=places)) as node:
-            await asyncio.sleep(WITHIN)
-
-            assert expected == node.served
-
-
-async def test_plain_mode_withholds_for_its_state_too():
+@pytest.mark.parametrize(
+    ("settings", "is_written", "served"),
+    [(PLAIN, True, [G0, G1]), (LIMITS, True, []), (PLAIN, False, [])],
+)
+async def test_plain_mode_withholds_for_its_state_and_for_a_library_that_it_mounts(
+    settings, is_written, served
+):
     places = FrontPlaces()
-    async with running(joined(two_gpus(), settings=SETTINGS + PLAIN, places=places)) as node:
-        places.disk.faults.fail_at(0, errno.EROFS, times=1000)
-        with pytest.raises(StateError):
-            await node.front.state.commit(lambda ledger: ledger.put(ROW))
+    places.hooks.missing, places.hooks.failure = LIBRARY, READ_ONLY
+    async with running(joined(two_gpus(), settings=SETTINGS + settings, places=places)) as node:
+        if not is_written:
+            places.disk.faults.fail_at(0, errno.EROFS, times=1000)
+            with pytest.raises(StateError):
+                await node.front.state.commit(lambda ledger: ledger.put(ROW))
         await asyncio.sleep(WITHIN)
 
-        assert [] == node.served
+        assert served == node.served
 
 
 # A GPU that a container runtime would not find by its CDI name is not on offer.
 
 
 ALL = [G0, G1, G2]
-SEEN = SPECIFICATIONS_PERIOD + 0.2
+SEEN = 5.2
 HOLDING = msgspec.structs.replace(BEFORE, ledger=Ledger((ROW,)))
 
 
@@ -214,10 +169,6 @@ def three(settings: str, places: FrontPlaces, state=BEFORE):
     return joined(driver, state, settings=f"{SETTINGS}allocation: {{{settings}}}\n", places=places)
 
 
-def left_out(node: FrontNode) -> list[NodeEvent]:
-    return [event for event in node.told if event.reason == "GpuLeftOut"]
-
-
 @pytest.mark.parametrize(
     "strategy", ["cdi-cri", "cdi-annotations", "[envvar, cdi-cri]", "[cdi-annotations, cdi-cri]"]
 )
@@ -226,22 +177,14 @@ async def test_of_three_gpus_the_one_that_nothing_defines_is_not_on_offer(strate
         assert [G0, G2] == node.served
         assert ALL == list(node.groups), "its slices stay listed: the scheduler would keep it"
         assert {G0: (0, True), G1: (1, False), G2: (2, True)} == node.registered
-        (event,) = left_out(node)
+        (event,) = node.told
+        assert "GpuLeftOut" == event.reason
         assert f"GPU {G1} is not shared: no single CDI specification" in event.text
         assert "nvidia-ctk cdi generate" in event.text
         assert ["cdi"] == degraded(node)
-
-
-async def test_what_is_said_of_its_health_is_true():
-    async with running(three("deviceListStrategy: cdi-cri", places_of())) as node:
-        await asyncio.sleep(60)
-
-        assert [] == node.served
-        for uuid in ALL:
-            shared = node.shared(uuid)
-            assert (Condition.OK, True) == (shared.health.condition, shared.health.serving)
-            assert "no single CDI specification" in shared.unavailable_reason
-        assert ["GpuLeftOut"] * 3 == node.reasons
+        shared = node.shared(G1)
+        assert (Condition.OK, True) == (shared.health.condition, shared.health.serving)
+        assert "no single CDI specification" in shared.unavailable_reason
 
 
 async def test_the_first_list_waits_for_the_specifications():
@@ -272,33 +215,37 @@ async def test_a_gpu_is_on_offer_soon_after_it_is_defined_and_no_longer_when_it_
         assert [] == degraded(node)
 
 
-@pytest.mark.parametrize("strategy", ["envvar", "volume-mounts", "[envvar, volume-mounts]"])
-async def test_without_a_cdi_strategy_nobody_looks(strategy):
+USUAL = ("/etc/cdi", "/var/run/cdi")
+GDS = frozenset({"nvidia.com/gds=all"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "defined", "served", "looked"),
+    [
+        ("deviceListStrategy: envvar", names(), ALL, set()),
+        ("deviceListStrategy: [envvar, volume-mounts]", names(), ALL, set()),
+        (
+            "deviceListStrategy: cdi-cri, cdiKind: a.b/c, cdiSpecDirs: [/a, /b]",
+            names(G1, kind="a.b/c"),
+            *([G1], {("/a", "/b")}),
+        ),
+        ("deviceListStrategy: cdi-cri, gds: true", names(*ALL), [], {USUAL}),
+        ("deviceListStrategy: cdi-cri, gds: true", names(*ALL) | GDS, ALL, {USUAL}),
+        (
+            f"deviceListStrategy: cdi-cri}}\nsharing: {{filterUUIDs: [{G1}]",
+            names(G0, G2),
+            *([G0, G2], {USUAL}),
+        ),
+    ],
+)
+async def test_where_is_looked_for_which_names_is_a_setting(settings, defined, served, looked):
     places = places_of()
-    async with running(three(f"deviceListStrategy: {strategy}", places)) as node:
+    places.cdi.defined = defined
+    async with running(three(settings, places)) as node:
         await asyncio.sleep(60)
 
-        assert ALL == node.served
-        assert [] == places.cdi.asked
-
-
-async def test_the_kind_and_the_directories_of_the_settings_count():
-    places = places_of()
-    places.cdi.defined = names(G1, kind="example.com/vgpu")
-    settings = "deviceListStrategy: cdi-cri, cdiKind: example.com/vgpu, cdiSpecDirs: [/a, /b]"
-    async with running(three(settings, places)) as node:
-        assert [G1] == node.served
-        assert {("/a", "/b")} == set(places.cdi.asked)
-
-
-async def test_a_feature_whose_name_is_not_defined_takes_all():
-    places = places_of(*ALL)
-    async with running(three("deviceListStrategy: cdi-cri, gds: true", places)) as node:
-        assert [] == node.served
-        places.cdi.defined = names(*ALL) | {"nvidia.com/gds=all"}
-        await asyncio.sleep(SEEN)
-
-        assert ALL == node.served
+        assert (served, looked) == (node.served, set(places.cdi.asked))
+        assert ["GpuLeftOut"] * (len(node.groups) - len(served)) == node.reasons
 
 
 @pytest.mark.parametrize("how", ["unreadable", "hanging"])
@@ -368,13 +315,6 @@ async def test_a_bad_gpu_that_is_also_undefined_is_called_bad():
         assert "is bad" in node.shared(G0).unavailable_reason
 
 
-async def test_a_gpu_that_the_settings_leave_out_is_not_missed():
-    settings = f"deviceListStrategy: cdi-cri}}\nsharing: {{filterUUIDs: [{G1}]"
-    async with running(three(settings, places_of(G0, G2))) as node:
-        assert [G0, G2] == node.served == list(node.groups)
-        assert [] == node.reasons == degraded(node)
-
-
 # A disk that stalls costs no pod and no slice; one that fails or is silent takes the slices.
 
 
@@ -401,8 +341,9 @@ class StallingNode:
         return {"state": self.disk.gate, "directory": self.places.hooks.gate}
 
 
-async def stalled(place, seconds):
-    """A disk that stalls: the pod waits for it, and nothing else happens."""
+@pytest.mark.parametrize("place", ["state", "directory"])
+@pytest.mark.parametrize("seconds", [0.5, 5, 9])
+async def test_a_stall_is_waited_for_and_takes_no_slice(place, seconds):
     node = StallingNode()
     async with running(node.front) as front, at_work(node.watch):
         pod = node.desk.bind(placed(1))
@@ -419,8 +360,10 @@ async def stalled(place, seconds):
         assert [] == front.told
 
 
-async def silent(place):
-    """A disk that does not answer, until it does: refusal and slices go together."""
+@pytest.mark.parametrize("place", ["state", "directory"])
+async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back_with_its_answer(
+    place,
+):
     node = StallingNode()
     async with running(node.front) as front, at_work(node.watch):
         node.desk.bind(placed(1))
@@ -441,49 +384,6 @@ async def silent(place):
         assert (2, 2) == tuple(map(len, offered(front)))
         assert ["NothingOffered", "SlicesOffered"] == front.reasons
         assert [2, 0, 2] == [count for _, count in node.changes][-3:]
-
-
-@pytest.mark.parametrize("place", ["state", "directory"])
-@pytest.mark.parametrize("seconds", [0.5, 1, 5, 9])
-async def test_a_stall_is_waited_for_and_takes_no_slice(place, seconds):
-    await stalled(place, seconds)
-
-
-@pytest.mark.parametrize("place", ["state", "directory"])
-async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back_with_its_answer(
-    place,
-):
-    await silent(place)
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "seconds"),
-    [(state, "COMMIT_DEADLINE", 1.0), (service, "DISK_BUDGET", 0.8)],
-    ids=["silent after a second", "an Allocate has no time for the disk"],
-)
-async def test_a_planted_bug_that_gives_up_a_stalling_disk_is_found(
-    module, name, seconds, monkeypatch
-):
-    monkeypatch.setattr(module, name, seconds)
-    with pytest.raises((AssertionError, ExceptionGroup)):
-        await stalled("state", 5)
-
-
-@pytest.mark.parametrize(
-    ("place", "module", "name", "value"),
-    [
-        ("state", withholding, "LEAST", 5.0),
-        ("directory", withholding.Withholder, "refused", lambda self, _: self.look()),
-        ("directory", withholding.Withholder, "refused", lambda *_: None),
-    ],
-    ids=["back late", "the slices go later than the refusal", "the slices stay"],
-)
-async def test_a_planted_bug_that_parts_the_slices_from_the_refusal_is_found(
-    place, module, name, value, monkeypatch
-):
-    monkeypatch.setattr(module, name, value)
-    with pytest.raises((AssertionError, ExceptionGroup)):
-        await silent(place)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS])

@@ -126,9 +126,7 @@ ALL_WELL = NODE_SEEN | {
         ({"node": None}, {}, {"P-NODE"}, {}, ()),
     ],
 )
-async def test_what_the_api_server_says_is_told(
-    tmp_path: Path, server: dict, given: dict, faults: set, lines: dict, said: tuple
-):
+async def test_what_the_api_server_says_is_told(tmp_path, server, given, faults, lines, said):
     model = PreflightServer()
     vars(model).update(server)
     async with beside_server(model, tmp_path) as (_, chosen):
@@ -147,7 +145,7 @@ async def test_what_the_api_server_says_is_told(
         assert [{"verb": "get", "resource": "pods", **wanted}] == asked
 
 
-async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
+async def test_hamis_plugin_is_found_by_its_socket(tmp_path):
     server = PreflightServer()
     async with beside_server(server, tmp_path) as (cluster, chosen):
         with socket.socket(socket.AF_UNIX) as theirs:
@@ -161,7 +159,7 @@ async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     assert (["ok"], set()) == (of(left, "P-PLUGIN"), wrong(left))
 
 
-async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: Path):
+async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path):
     async with a_node() as cluster:
         nowhere = str(tmp_path / "kubeconfig")
         found = await examine(settings(cluster, **{"--kubeconfig": nowhere}))
@@ -202,7 +200,7 @@ def bare(tmp_path: Path, stub_path: Path) -> Settings:
     return make_plan(Sources(flags=flags, host="host")).settings()
 
 
-async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
+async def test_an_empty_host_lacks_everything(bare, stub_path):
     await asyncio.to_thread(stub_path.unlink)
     found = await examine(bare)
 
@@ -214,7 +212,7 @@ async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
 
 
 async def test_a_driver_that_hangs_is_wrong_after_a_deadline_and_a_lost_gpu_at_once(
-    bare, stub, monkeypatch: pytest.MonkeyPatch
+    bare, stub, monkeypatch
 ):
     monkeypatch.setattr(doctor, "DRIVER_SECONDS", 0.2)
     stub.order([0])

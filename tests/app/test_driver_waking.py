@@ -25,6 +25,12 @@ def deadline() -> float:
     return DEADLINE
 
 
+ANSWERS = (
+    "the driver answers; GPU index 0: no answer in time; without the persistence daemon it "
+    "initialises for seconds, then it is shared"
+)
+
+
 def said(front) -> dict[str, str]:
     """What /readyz says of each condition that does not hold."""
     return {one.name: one.text for one in watched(front).checks() if not one.ok}
@@ -42,6 +48,8 @@ async def test_a_gpu_is_served_as_soon_as_it_is_awake(stub_driver, stub, count, 
         async with running(front) as node:
             await until(lambda: bool(front.keeper.left_out.value))
             waking = said(front)
+            if count == 1:
+                assert waking["inventory"].startswith(ANSWERS)
             await until(lambda: len(node.served) == count)
             await until(lambda: "gpus_answering" not in said(front))
 
@@ -53,23 +61,7 @@ async def test_a_gpu_is_served_as_soon_as_it_is_awake(stub_driver, stub, count, 
     assert count >= len(told)
 
 
-async def test_readiness_tells_a_waking_gpu_from_a_missing_driver(stub_driver, stub):
-    stub.order([0])
-    stub.wake_slowly([0], SLOWER)
-    front = joined(stub_driver)
-    async with running(front):
-        await until(lambda: bool(front.keeper.left_out.value))
-        waking = said(front)["inventory"]
-
-    assert waking.startswith(
-        "the driver answers; GPU index 0: no answer in time; without the persistence daemon it "
-        "initialises for seconds, then it is shared"
-    )
-
-
-async def test_a_look_before_the_start_waits_for_gpus_that_wake(
-    stub_driver, stub, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_look_before_the_start_waits_for_gpus_that_wake(stub_driver, stub, monkeypatch):
     settings = make_plan(Sources(flags={"--scheduler": "none"}, host="host")).settings()
     scans = []
 

@@ -170,7 +170,7 @@ async def test_calls_without_a_pause_hold_up_a_name_and_no_other_settings_and_it
     ],
 )
 async def test_another_scheduler_waits_for_the_drain_and_then_for_the_restart(
-    before: str, after: str, ledger: Ledger
+    before, after, ledger
 ):
     async with a_room(ledger, before) as (room, written):
         with structlog.testing.capture_logs() as logs:
@@ -212,7 +212,7 @@ async def test_a_change_is_taken_once_two_reads_find_the_same():
 
 
 @pytest.mark.parametrize("drafts", [[], [FOUR]], ids=["at rest", "half written"])
-async def test_who_asks_does_not_wait(drafts: list[str]):
+async def test_who_asks_does_not_wait(drafts):
     async with a_room(Ledger()) as (room, written):
         written.own, written.drafts = SIX, list(drafts)
         loop = asyncio.get_running_loop()

@@ -84,20 +84,6 @@ async def test_what_acts_only_at_the_next_start_is_said_and_the_rest_acts_now(te
         assert ("resourceName" in text) == (settings.resource == "example.com/vgpu")
 
 
-async def test_settings_that_do_not_fit_change_nothing_and_who_asks_is_answered_each_time():
-    plan = make_plan(Sources(host="node-a", node_config=SourceFile("n.json", text(WRONG).encode())))
-    room = room_of()
-    with structlog.testing.capture_logs() as lines:
-        for asked in (False, False, True, True):
-            room.service.take(plan, asked=asked)
-
-    assert 3 * ["config.rejected"] == [line["event"] for line in lines]
-    assert 10 == room.split_count
-    (event,) = room.told
-    assert "ConfigRejected" == event.reason
-    assert "splitCount: expected 1 to 3000" in event.text
-
-
 # The last good copy on disk.
 
 ONE = LastGood("0.1.0", "node-a")
@@ -156,9 +142,7 @@ async def room_with(tmp_path, *entries: object) -> SettingsRoom:
 
 
 @pytest.mark.parametrize(("after", "waited"), [(0.5, 0.5), (1.9, 1.9), (60.0, 2.0)])
-async def test_the_first_start_waits_two_seconds_for_the_node(
-    tmp_path, after: float, waited: float
-):
+async def test_the_first_start_waits_two_seconds_for_the_node(tmp_path, after, waited):
     room = await room_with(tmp_path, BIG, ANY)
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -310,6 +294,8 @@ async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tm
         assert [] == node.said("info", "warning", "error")
         await node.edit(**{file: text})
         await node.service.read(asked=False)
+        assert ["config.rejected"] == node.said("info", "warning", "error")
+        await node.service.read(asked=True)
 
         assert 8 == node.facts.sharing.value.split_count
         assert (0, 0) == node.count()

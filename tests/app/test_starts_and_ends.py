@@ -111,19 +111,6 @@ def test_a_part_that_fails_again_and_again_ends_the_agent_as_a_defect(host, monk
     assert gave_up == host.said["agent.failed"]
 
 
-def test_a_wrong_entry_for_the_last_labels_is_said_and_ends_no_agent(host):
-    selector = '"nodelabelselector": {"matchLabels": {"zone": "a"}}'
-    entry = f'{{"nodeconfig": [{{{selector}, "operatingmode": "fast"}}]}}'
-    (host.root / "n.json").write_text(entry)
-    nodes = SourceFile("n.json", entry.encode())
-    copy = LastGood("0.1.0", "node-a", {"zone": "a"}, node_config=nodes)
-    (host.root / "state" / COPY).write_bytes(seal(LAST_GOOD_KIND, copy))
-    own = f"scheduler: none\nfiles: {{nodeConfig: {host.root}/n.json}}"
-
-    assert 0 == host.run(own, until="config.rejected")
-    assert f"{host.root}/n.json:1:" in str(host.said["config.rejected"])
-
-
 def test_refused_settings_and_a_copy_without_a_way_to_the_api_server_are_both_said(host):
     own = f"node: {{kubeconfig: {host.root}/absent}}"
     copy = SourceFile(f"{host.root}/own", own.encode())

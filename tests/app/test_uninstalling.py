@@ -72,21 +72,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> LeftoverNodes:
     return LeftoverNodes(monkeypatch)
 
 
-async def test_every_touched_node_is_cleaned_and_a_second_time_there_is_nothing(
-    cluster: LeftoverNodes, capsys: pytest.CaptureFixture[str]
-):
-    degraded = NodeLeftovers("a", KEYS, degraded=True, has_kubelet=True)
-
-    assert 0 == await cluster.uninstall(degraded, node("b"), node("c", keys=()))
-
-    assert [(*KEYS, "condition GpuDegraded"), KEYS] == [one.removed for one in cluster.told]
-    assert 0 == await cluster.uninstall()
-    assert (["a", "b"], [], "") == (cluster.cleaned, cluster.told, capsys.readouterr().err)
-
-
-async def test_agents_and_kubelets_have_time_and_the_wait_is_said_once(
-    cluster: LeftoverNodes, capsys: pytest.CaptureFixture[str]
-):
+async def test_agents_and_kubelets_have_time_and_the_wait_is_said_once(cluster, capsys):
     cluster.agents = dict.fromkeys("abcde", 2)
     cluster.serving = {"a": 4, "b": 3}
 
@@ -98,7 +84,7 @@ async def test_agents_and_kubelets_have_time_and_the_wait_is_said_once(
     assert line.endswith("for agents and plugins to end: a, b, c and 2 more")
 
 
-async def test_what_does_not_end_keeps_its_own_node_if_a_kubelet_runs_it(cluster: LeftoverNodes):
+async def test_what_does_not_end_keeps_its_own_node_if_a_kubelet_runs_it(cluster):
     cluster.agents = dict.fromkeys("bde", EVER)
     cluster.serving = {"c": EVER, "f": EVER}
     gone = [node(name, has_kubelet=False) for name in "df"]
@@ -115,19 +101,13 @@ async def test_what_does_not_end_keeps_its_own_node_if_a_kubelet_runs_it(cluster
     assert ["a", "d"] == cluster.cleaned
 
 
-async def test_plugins_on_dead_and_on_untouched_nodes_are_not_waited_for(cluster: LeftoverNodes):
-    cluster.serving = {"a": EVER, "b": EVER}
-
-    assert 0 == await cluster.uninstall(node("a", has_kubelet=False), node("b", keys=()))
-
-
-async def test_a_node_is_cleaned_after_the_last_agent_could_write_and_a_refusal_is_told(
-    cluster: LeftoverNodes,
-):
+async def test_a_node_is_cleaned_after_the_last_agent_could_write_and_a_refusal_is_told(cluster):
     cluster.agents = {"b": 3}
     cluster.fails = {"c": ApiForbidden("no", status=403), "d": ApiNotFound("gone", status=404)}
+    # Plugins on dead and on untouched Nodes are not waited for.
+    cluster.serving = {"e": EVER, "f": EVER}
 
-    await cluster.uninstall(*map(node, "abcd"))
+    await cluster.uninstall(*map(node, "abcd"), node("e", has_kubelet=False), node("f", keys=()))
 
     assert (4, ["a", "b"]) == (cluster.rounds, cluster.cleaned)
     assert ["c"] == [one.node for one in cluster.told if one.failure]

@@ -113,12 +113,12 @@ def test_a_program_gets_the_same_as_json(files, capsys):
         (["config.yaml", "--split-count", "0"], "--split-count: sharing.splitCount: expected 1"),
     ],
 )
-def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: str):
+def test_what_cannot_be_checked_says_why(files, capsys, words, says):
     assert says in checked(capsys, *words, code=1)[1]
 
 
 @pytest.mark.parametrize("label", ["zone", "=a"])
-def test_a_label_that_is_none_is_wrong_usage(files, capsys, label: str):
+def test_a_label_that_is_none_is_wrong_usage(files, capsys, label):
     assert 2 == dispatch(["config", "check", files[0], "--label", label], {})
     assert f"argument --label: '{label}' is not KEY=VALUE" in capsys.readouterr().err
 
@@ -168,10 +168,13 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
 
 def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     file, *_ = written(tmp_path, monkeypatch, **WRONG)
+    words = ["--config", file, "--state-dir", str(tmp_path)]
 
-    assert 78 == dispatch(["run", "--config", file, "--state-dir", str(tmp_path)], {})
+    assert [78, 78] == [dispatch([*verb, *words], {}) for verb in (["run"], ["config", "show"])]
+    assert 78 == dispatch(["run"], {"HAMI_AGENT_WEB_PROT": "1"})
 
-    (line,) = capsys.readouterr().err.splitlines()
+    line, _, unknown = capsys.readouterr().err.splitlines()
+    assert "HAMI_AGENT_WEB_PROT" in unknown
     assert "c.yaml:1:11: sharing.splitCuont cannot be set" in line
     assert line.endswith("(and 4 more)")
 
@@ -214,9 +217,9 @@ CHART = "--mig-strategy=none --disable-core-limit -v=4 --v=false --node-name=n"
 
 @pytest.mark.parametrize("switch", ["--pass-device-specs", "--pass-device-specs=true"])
 @pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
-def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag: str):
+def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch, flag):
     words = [*CHART.split(), switch, "--report-node-capacity", f"{flag}=device.yaml"]
-    assert 0 == dispatch(["config", "show", "--diff", "--origin", *words], {})
+    assert 0 == dispatch(["config", "show", "--diff", "--origin", *words], {"HOOK_PATH": "/h"})
 
     out = capsys.readouterr()
     assert [
@@ -224,6 +227,7 @@ def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag
         ["files.deviceConfig", "device.yaml", "--device-config"],
         ["sharing.memoryScaling", "1.5", "device.yaml:2:24"],
         ["allocation.passDeviceSpecs", "true", "--pass-device-specs"],
+        ["library.hookPath", "/h", "env", "HOOK_PATH"],
     ] == [line.split() for line in out.out.splitlines()[1:]]
     assert [
         "hami-agent: warning: device.yaml:3:3: deviceColour cannot be set here; see SETTINGS.md",

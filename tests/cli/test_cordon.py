@@ -38,7 +38,7 @@ async def run(world: ModelWorld, *words: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["1", G2, G2.lower()])
-async def test_a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid(name, tmp_path: Path, capsys):
+async def test_a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid(name, tmp_path, capsys):
     async with a_world(tmp_path) as world:
         assert 0 == await run(world, "cordon", name)
         cordoned = dict(world.node_annotations())
@@ -52,7 +52,7 @@ async def test_a_gpu_is_cordoned_and_uncordoned_by_index_or_uuid(name, tmp_path:
     assert "may place new pods on it again" in second
 
 
-async def test_others_in_the_list_stay_and_the_scheduler_is_made_to_look(tmp_path: Path):
+async def test_others_in_the_list_stay_and_the_scheduler_is_made_to_look(tmp_path):
     notes = {CORDON: " GPU-old ,,", HANDSHAKE: "Requesting_2026-11-20 10:00:00"}
     async with a_world(tmp_path, **notes) as world:
         assert 0 == await run(world, "cordon", "0")
@@ -64,7 +64,7 @@ async def test_others_in_the_list_stay_and_the_scheduler_is_made_to_look(tmp_pat
 
 
 @pytest.mark.parametrize(("verb", "notes"), [("cordon", {CORDON: G1}), ("uncordon", {})])
-async def test_what_is_so_already_is_said_and_not_written(verb, notes, tmp_path: Path, capsys):
+async def test_what_is_so_already_is_said_and_not_written(verb, notes, tmp_path, capsys):
     async with a_world(tmp_path, **notes) as world:
         before = world.store.get("nodes", "", NODE)["metadata"]["resourceVersion"]
         assert 0 == await run(world, verb, "0")
@@ -75,7 +75,7 @@ async def test_what_is_so_already_is_said_and_not_written(verb, notes, tmp_path:
     assert f" {state}; nothing was changed\n" in capsys.readouterr().out
 
 
-async def test_an_unknown_gpu_names_the_known_ones(tmp_path: Path, capsys):
+async def test_an_unknown_gpu_names_the_known_ones(tmp_path, capsys):
     async with a_world(tmp_path) as world:
         assert 4 == await run(world, "cordon", "7")
         world.edit_node({CORDON: "GPU-\x1b[2J"})
@@ -93,22 +93,25 @@ async def test_an_unknown_gpu_names_the_known_ones(tmp_path: Path, capsys):
     assert f"knows no Node {NODE}" in no_node
 
 
-async def test_without_an_api_server_it_says_so(tmp_path: Path, capsys):
+async def test_without_an_api_server_it_says_so(tmp_path, capsys):
     async with a_world(tmp_path) as world:
         await world.begin_outage()
         assert 3 == await run(world, "cordon", "0")
-    assert 3 == await asyncio.to_thread(
-        dispatch, ["cordon", "0", "--node", "n", "--kubeconfig", "/none"], {}
-    )
+    words = ["cordon", "0", "--node", NODE]
+    environs = ({"KUBECONFIG": "/none"}, {"HOME": ""}, {"HOME": "/" + "x" * 300})
+    for environ in environs:
+        assert 3 == await asyncio.to_thread(dispatch, words, environ)
+    assert 2 == await asyncio.to_thread(dispatch, ["cordon", "a/b"], {})
 
-    outage, nowhere = capsys.readouterr().err.splitlines()
+    outage, nowhere, none, no_path, no_gpu = capsys.readouterr().err.splitlines()
     assert "no answer from the API server" in outage
     assert "/none: cannot be read" in nowhere
+    assert "no kubeconfig: give --kubeconfig" in none
+    assert none == no_path
+    assert "'a/b' is not an index or a UUID" in no_gpu
 
 
-async def test_a_change_between_read_and_write_is_kept_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-):
+async def test_a_change_between_read_and_write_is_kept_and_told(tmp_path, monkeypatch, capsys):
     plain = KubeApi.get_node
 
     async def get_node(api: KubeApi):
@@ -124,7 +127,7 @@ async def test_a_change_between_read_and_write_is_kept_and_told(
     assert "patch nodes" in capsys.readouterr().err
 
 
-async def test_json_says_what_was_done(tmp_path: Path, capsys):
+async def test_json_says_what_was_done(tmp_path, capsys):
     async with a_world(tmp_path) as world:
         assert 0 == await run(world, "cordon", "0", "-o", "json")
 
@@ -137,7 +140,7 @@ async def test_json_says_what_was_done(tmp_path: Path, capsys):
 
 
 async def test_the_node_comes_from_the_agents_settings_and_the_kubeconfig_from_where_kubectl_has_it(
-    tmp_path: Path, capsys
+    tmp_path, capsys
 ):
     async with a_world(tmp_path) as world:
         environ = {"NODE_NAME": NODE, "KUBECONFIG": str(world.kubeconfig)}
@@ -153,7 +156,7 @@ async def test_the_node_comes_from_the_agents_settings_and_the_kubeconfig_from_w
         assert f"{G1},{G2}" == world.node_annotations()[CORDON]
 
 
-async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_path: Path, capsys):
+async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_path, capsys):
     async with a_world(tmp_path) as world:
         environ = {"KUBECONFIG": f"/none:{world.kubeconfig}"}
         words = ["cordon", "0", "--node", NODE]
@@ -162,14 +165,3 @@ async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_pa
 
         assert G1 == world.node_annotations()[CORDON]
     assert "has no context other" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("home", ["", "/" + "x" * 300], ids=["none", "not-a-path"])
-def test_without_any_kubeconfig_it_says_how_to_give_one(home, capsys):
-    assert 3 == dispatch(["cordon", "0", "--node", NODE], {"HOME": home})
-    assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
-
-
-def test_a_name_that_no_gpu_can_have_is_wrong_usage(capsys):
-    assert 2 == dispatch(["cordon", "a/b"], {})
-    assert "'a/b' is not an index or a UUID" in capsys.readouterr().err

@@ -6,12 +6,11 @@ import io
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import pytest_asyncio
 
 from agent.hami.annotations import encode_stamp
 from tests.fakes.explain_rig import CORDON, REGISTER, ExplainRig, a_gpu, explain_rig, report_of
@@ -25,12 +24,6 @@ PRIVILEGED = {
     "securityContext": {"privileged": True},
 }
 GOLDEN = Path("tests/golden/explain.txt")
-
-
-@pytest_asyncio.fixture
-async def rig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[ExplainRig]:
-    async with explain_rig(tmp_path, capsys) as made:
-        yield made
 
 
 def one_gpu(rig: ExplainRig, limits: Mapping[str, object], **parts: object) -> object:
@@ -178,13 +171,11 @@ def golden() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_the_gate_that_blocks_the_pod_is_named_with_what_would_place_it(
-    rig: ExplainRig, name: str
-):
+async def test_the_gate_that_blocks_the_pod_is_named_with_what_would_place_it(rig, name):
     assert golden()[name] == await told(rig, name)
 
 
-async def test_programs_get_the_figures_and_the_names_of_the_gates(rig: ExplainRig):
+async def test_programs_get_the_figures_and_the_names_of_the_gates(rig):
     CASES["missing memory"](rig)
 
     answer = await rig.explain("p")
@@ -203,15 +194,13 @@ async def test_programs_get_the_figures_and_the_names_of_the_gates(rig: ExplainR
     assert 2 == len(answer.changes)
 
 
-async def test_another_scheduler_may_be_hamis(rig: ExplainRig):
+async def test_another_scheduler_may_be_hamis(rig):
     CASES["another scheduler"](rig)
 
     assert 0 == (await rig.explain("p", "--scheduler-name", "volcano")).code
 
 
-async def test_a_scheduler_with_an_older_report_is_told_from_one_that_has_not_tried_since(
-    rig: ExplainRig,
-):
+async def test_a_scheduler_with_an_older_report_is_told_from_one_that_has_not_tried_since(rig):
     rig.node("n1", a_gpu("GPU-a"))
     rig.submit("p", {GPU: 1, MEMORY: 30_000})
     async with rig.scheduling(eager=False):
@@ -238,7 +227,7 @@ async def test_a_scheduler_with_an_older_report_is_told_from_one_that_has_not_tr
     assert "restart HAMi's scheduler" in answer.gate("placement")["advice"]
 
 
-async def test_a_lock_of_a_living_pod_is_normal_for_seconds(rig: ExplainRig):
+async def test_a_lock_of_a_living_pod_is_normal_for_seconds(rig):
     rig.node("n1", a_gpu("GPU-a"))
     rig.holder("other", "n1", "GPU-a")
     rig.lock_node("n1", "other", age=3)

@@ -1,11 +1,9 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from agent.cli.main import dispatch
 from agent.errors import ApiError, ApiForbidden
@@ -19,13 +17,7 @@ GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
 Capsys = pytest.CaptureFixture[str]
 
 
-@pytest_asyncio.fixture
-async def rig(tmp_path: Path, capsys: Capsys) -> AsyncIterator[ExplainRig]:
-    async with explain_rig(tmp_path, capsys) as made:
-        yield made
-
-
-async def test_the_five_rights_that_the_help_names_are_enough(tmp_path: Path, capsys: Capsys):
+async def test_the_five_rights_that_the_help_names_are_enough(tmp_path, capsys):
     async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.submit("p", {GPU: 1, MEMORY: 1000})
@@ -37,9 +29,7 @@ async def test_the_five_rights_that_the_help_names_are_enough(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("resource", ["nodes", "pods", "events", "resourcequotas"])
-async def test_a_missing_right_is_named_and_the_rest_is_told(
-    resource: str, tmp_path: Path, capsys: Capsys
-):
+async def test_a_missing_right_is_named_and_the_rest_is_told(resource, tmp_path, capsys):
     async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", resource)}) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.submit("p", {GPU: 1, MEMORY: 1000})
@@ -54,9 +44,7 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
         assert f"missing: {missing}" in " ".join(text.split())
 
 
-async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(
-    rig: ExplainRig, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(rig, monkeypatch):
     plain = KubeSession.call
 
     async def call(session: KubeSession, request: ApiRequest, *limits: int) -> bytearray:
@@ -92,9 +80,7 @@ def lead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lead")
-async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_and_the_quota(
-    rig: ExplainRig,
-):
+async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_and_the_quota(rig):
     rig.node("n1", a_gpu("GPU-a"))
     rig.holder("held", "n1", "GPU-a", 3000)
     rig.submit("p", {GPU: 1, MEMORY: 15_000})
@@ -113,7 +99,7 @@ async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_an
 
 @pytest.mark.parametrize("is_healthy", [True, False])
 async def test_what_agents_say_of_nodes_is_read_where_a_node_does_not_offer_all_its_gpus(
-    rig: ExplainRig, *, is_healthy: bool
+    rig, *, is_healthy
 ):
     rig.node("n1", a_gpu("GPU-a", healthy=is_healthy))
     rig.submit("p", {GPU: 1, MEMORY: 99_000})
@@ -134,20 +120,17 @@ async def test_what_agents_say_of_nodes_is_read_where_a_node_does_not_offer_all_
     assert is_healthy == ("GpuUnhealthy: GPU 0: XID 48 [H-048]" not in "".join(node["events"]))
 
 
-async def test_without_the_right_to_read_the_pod_there_is_no_answer(tmp_path: Path, capsys: Capsys):
-    async with explain_rig(tmp_path, capsys, frozenset()) as rig:
-        answer = await rig.explain("p")
+async def test_a_pod_that_is_unknown_or_may_not_be_read_has_no_answer(tmp_path, capsys):
+    for rights, code, said in (
+        (frozenset(), 3, "get pods (/api/v1/namespaces/default/pods/p)"),
+        (EXPLAIN_RIGHTS, 4, "there is no pod p in the namespace default"),
+    ):
+        async with explain_rig(tmp_path, capsys, rights) as rig:
+            answer = await rig.explain("p")
 
-        assert (3, "") == (answer.code, answer.out)
-        assert "get pods (/api/v1/namespaces/default/pods/p)" in answer.err
+        assert (code, "") == (answer.code, answer.out)
+        assert said in answer.err
         assert 1 == len(answer.err.splitlines())
-
-
-async def test_an_unknown_pod_is_named_with_its_namespace(rig: ExplainRig):
-    answer = await rig.explain("train-0")
-
-    assert (4, "") == (answer.code, answer.out)
-    assert "there is no pod train-0 in the namespace default" in answer.err
 
 
 def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
@@ -169,9 +152,7 @@ def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: s
         ("cronjob/nightly", "nightly-1-x"),
     ],
 )
-async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
-    rig: ExplainRig, word: str, pod: str
-):
+async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(rig, word, pod):
     for name, kind, owner, phase, node in (
         ("web-1", "ReplicaSet", "web-6f", "Running", "n1"),
         ("web-2", "ReplicaSet", "web-6f", "Pending", ""),
@@ -196,25 +177,7 @@ async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
     assert 4 == (await rig.explain("daemonset/web")).code
 
 
-@pytest.mark.parametrize(
-    ("zone", "reason"), [("a", "the pod's required nodeAffinity"), ("b", "CardInsufficientMemory")]
-)
-async def test_of_a_node_the_labels_are_read_that_the_pods_affinity_names(
-    rig: ExplainRig, zone: str, reason: str
-):
-    rig.node("n1", a_gpu("GPU-a"), metadata={"labels": {"zone": "b", "other": "x"}})
-    rule = {"key": "zone", "operator": "In", "values": [zone]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-    spec = {"affinity": {"nodeAffinity": required}}
-    rig.submit("p", {GPU: 1, MEMORY: 99_000}, spec=spec)
-
-    (node,) = (await rig.explain("p")).data["nodes"]
-
-    assert reason in f"{node['reason']} {node['said']}"
-
-
-async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: ExplainRig):
+async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig):
     rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
     text = rig.kubeconfig.read_text().replace("user: u}", "user: u, namespace: a}")
 
@@ -224,12 +187,6 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
     rig.kubeconfig.write_text(text)
     assert "a" == (await rig.explain("p")).data["namespace"]
     assert 2 == (await rig.explain("a/b/c")).code
-
-
-def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, capsys: Capsys):
-    for environ in ({}, {"HOME": str(tmp_path)}):
-        assert 3 == dispatch(["explain", "p"], environ)
-        assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -244,9 +201,7 @@ def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, cap
     [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")],
     ids=["pipe", "directory", "device"],
 )
-def test_a_kubeconfig_that_is_no_regular_file_is_refused_at_once(
-    verb: Sequence[str], make: Callable[[Path], object], tmp_path: Path, capsys: Capsys
-):
+def test_a_kubeconfig_that_is_no_regular_file_is_refused_at_once(verb, make, tmp_path, capsys):
     path = tmp_path / "kubeconfig"
     make(path)
 
@@ -255,8 +210,8 @@ def test_a_kubeconfig_that_is_no_regular_file_is_refused_at_once(
     assert capsys.readouterr().err.endswith(said)
 
 
-async def test_5000_nodes_are_read_in_pages_and_answered_with_few_of_them(rig: ExplainRig):
-    for number in range(5000):
+async def test_1500_nodes_are_read_in_pages_and_answered_with_few_of_them(rig):
+    for number in range(1500):
         name = f"n{number:04}"
         rig.node(name, a_gpu(f"GPU-{name}"))
     for number in range(700):
@@ -268,11 +223,11 @@ async def test_5000_nodes_are_read_in_pages_and_answered_with_few_of_them(rig: E
     answer = await rig.explain("p")
 
     calls = [call.resource for call in rig.model.journal.calls]
-    assert {"pods": 1 + 2, "nodes": 10, "resourcequotas": 1, "events": 1} == {
+    assert {"pods": 1 + 2, "nodes": 3, "resourcequotas": 1, "events": 1} == {
         resource: calls.count(resource) for resource in set(calls)
     }
     assert ("placement", "CardInsufficientMemory") == answer.blocked
-    assert {"CardInsufficientMemory": 5000} == answer.data["nodesByReason"]
+    assert {"CardInsufficientMemory": 1500} == answer.data["nodesByReason"]
     assert 20 == len(answer.data["nodes"])
     assert (
         "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB"
@@ -280,7 +235,7 @@ async def test_5000_nodes_are_read_in_pages_and_answered_with_few_of_them(rig: E
     )
 
 
-async def test_pods_that_release_2_4_placed_have_no_label_and_count_too(rig: ExplainRig):
+async def test_pods_that_release_2_4_placed_have_no_label_and_count_too(rig):
     report = "GPU-a,10,16000,100,NVIDIA-Tesla T4,0,true:"
     rig.node("n1", annotations={REGISTER: report}, slices=10)
     rig.holder("held", "n1", "GPU-a", 15_000)
@@ -293,7 +248,7 @@ async def test_pods_that_release_2_4_placed_have_no_label_and_count_too(rig: Exp
     assert ["default/held 14.6 GiB"] == answer.data["nodes"][0]["biggest"]
 
 
-async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: ExplainRig):
+async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig):
     evil = "x\x1b[31mred\x07"
     rig.node(f"n{evil}", a_gpu("GPU-a", type_name=f"NVIDIA-{evil}"))
     marks = {"nvidia.com/use-gputype": evil + "z", "nvidia.com/use-gpuuuid": evil}
@@ -309,45 +264,15 @@ async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: 
     assert "red" in answer.out
 
 
-async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):
-    dispatch(["explain", "--help"], {})
-    _, _, example = " ".join(capsys.readouterr().out.split()).partition("example: hami-agent ")
-
-    rig.node("n1", a_gpu("GPU-a"))
-    rig.submit("train-0", {GPU: 1}, metadata={"namespace": "team-a"})
-    verb, *words = example.replace("~/.kube/config", str(rig.kubeconfig)).split()
-
-    assert "explain" == verb
-    assert 0 == (await rig.explain(*words)).code
+GVISOR = ", not kept: HAMi-core does not work under the runtime class gvisor"
 
 
-OFF = {"name": "CUDA_DISABLE_CONTROL", "value": "1"}
-ONE = {"limits": {GPU: 1}}
-HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
-
-
-NOT_KEPT = "HAMi-core does not work under the runtime class"
-
-
-@pytest.mark.parametrize(
-    ("spec", "fact"),
-    [
-        ({}, HELD),
-        ({"runtimeClassName": "gvisor"}, f"{HELD}, not kept: {NOT_KEPT} gvisor"),
-        ({"runtimeClassName": "kata-qemu"}, f"{HELD}, not kept: {NOT_KEPT} kata-qemu"),
-        (
-            {"containers": [{"name": "main", "env": [OFF], "resources": ONE}]},
-            f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core",
-        ),
-    ],
-    ids=["kept", "gVisor", "Kata", "switched off"],
-)
-async def test_a_running_pod_is_told_with_what_keeps_its_limits(rig: ExplainRig, spec, fact):
+@pytest.mark.parametrize(("spec", "unkept"), [({}, ""), ({"runtimeClassName": "gvisor"}, GVISOR)])
+async def test_a_running_pod_is_told_with_what_keeps_its_limits(rig, spec, unkept):
     rig.node("n1", a_gpu("GPU-a", 3))
     rig.holder("p", "n1", "GPU-a", 8192, 20)
     rig.edit_pod("p", {"spec": spec})
 
-    found = await rig.explain("p")
+    (fact,) = (await rig.explain("p")).gate("running")["facts"]
 
-    (told,) = found.gate("running")["facts"]
-    assert (0, True) == (found.code, told.startswith(fact))
+    assert fact.startswith(f"main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores{unkept}")

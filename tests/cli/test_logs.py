@@ -107,7 +107,7 @@ def test_journald_is_told_the_priority_of_each_line():
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_no_value_is_long_however_long_the_name(form: str):
+def test_no_value_is_long_however_long_the_name(form):
     longest = max(map(len, written(form).split("\n")))
 
     assert longest < 6 * 2 * 16 * 1024  # JSON writes six for one at most

@@ -64,28 +64,18 @@ def test_a_shortened_text_fits_and_one_that_fits_is_unchanged(text, width):
     assert short == text or len(text) > width
 
 
-class FakeTerminal(io.StringIO):
-    """Standard error on a terminal."""
-
-    def isatty(self):
-        return True
-
-
-def test_on_a_terminal_a_wait_is_named_and_leaves_no_trace(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", terminal := FakeTerminal())
+@pytest.mark.parametrize(
+    ("is_terminal", "begun", "over"),
+    [(True, "reading ...", "reading ...\r\x1b[K"), (False, "", "")],
+)
+def test_on_a_terminal_a_wait_is_named_and_leaves_no_trace(is_terminal, begun, over, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
     with contextlib.suppress(ValueError), working("reading"):
-        assert "reading ..." == terminal.getvalue()
+        assert begun == shown.getvalue()
         int("x")
 
-    assert "reading ...\r\x1b[K" == terminal.getvalue()
-
-
-def test_a_script_hears_nothing_of_a_wait(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", pipe := io.StringIO())
-    with working("reading"):
-        pass
-
-    assert not pipe.getvalue()
+    assert over == shown.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +87,7 @@ def test_without_a_terminal_the_width_is_that_of_columns_if_it_is_one(given, wid
 
 
 @pytest.mark.parametrize("is_answer", [False, True])
-def test_a_pipe_that_is_full_and_never_blocks_loses_a_log_line_but_no_answer(*, is_answer: bool):
+def test_a_pipe_that_is_full_and_never_blocks_loses_a_log_line_but_no_answer(*, is_answer):
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with os.fdopen(reader, "rb"), OwnStream(writer, "wb") as stream:

@@ -44,6 +44,7 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
         ["hang", "10ms"],
     ):
         assert 0 == await run(*words, socket=path)
+    assert 0 == await run("--socket", str(path), "list")
     said = capsys.readouterr().out.splitlines()
 
     assert "reported XID 79" in said[0]
@@ -57,20 +58,11 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
     assert "the driver answers nothing for 0.01 s" == said[6]
 
 
-async def test_the_socket_may_stand_before_the_action(hardware, path, capsys):
-    assert 0 == await run("--socket", str(path), "xid", "79", "--gpu", "1")
-    assert "reported XID 79" in capsys.readouterr().out
-
-
 async def test_json_carries_kind_source_and_data(hardware, path, capsys):
     await run("list", "-o", "json", socket=path)
     document = json.loads(capsys.readouterr().out)
 
-    assert ("hami-agent/v1", "Simulation", str(path)) == (
-        document["apiVersion"],
-        document["kind"],
-        document["source"],
-    )
+    assert ("Simulation", str(path)) == (document["kind"], document["source"])
     assert ["Tesla T4", "Tesla T4"] == [gpu["name"] for gpu in document["data"]["gpus"]]
 
 
@@ -86,14 +78,6 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
     assert 1 == captured.err.count("\n")
 
 
-async def test_nobody_at_the_socket_is_exit_3(path, capsys):
-    assert 3 == await run("list", socket=path)
-    assert 3 == await run("list")
-    at_path, by_default = capsys.readouterr().err.splitlines()
-    assert f"no simulated hardware answers at {path}" in at_path
-    assert "at /run/hami-agent/simulate.sock" in by_default
-
-
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -102,7 +86,9 @@ async def test_nobody_at_the_socket_is_exit_3(path, capsys):
         (None, "did not answer within 0.5 s"),
     ],
 )
-async def test_a_peer_that_is_no_hardware_is_exit_3(path, capsys, monkeypatch, answer, said):
+async def test_nobody_and_a_peer_that_is_no_hardware_are_exit_3(
+    path, capsys, monkeypatch, answer, said
+):
     monkeypatch.setattr(sandbox, "DEADLINE", 0.5)
 
     async def babble(reader, writer) -> None:
@@ -112,9 +98,12 @@ async def test_a_peer_that_is_no_hardware_is_exit_3(path, capsys, monkeypatch, a
         writer.write(answer or b"")
         writer.close()
 
+    assert [3, 3] == [await run("list", socket=path), await run("list")]
     server = await asyncio.start_unix_server(babble, path)
     assert 3 == await run("list", socket=path)
-    (line,) = capsys.readouterr().err.splitlines()
+    nobody, by_default, line = capsys.readouterr().err.splitlines()
+    assert f"no simulated hardware answers at {path}" in nobody
+    assert "at /run/hami-agent/simulate.sock" in by_default
     assert said in line
     server.close()
 

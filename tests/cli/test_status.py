@@ -291,10 +291,6 @@ def test_json_and_yaml_have_the_same_data_and_name_their_source(cli, agent):
     assert [("/x/api.sock", "GET", "/api/v1/status")] * 2 == agent
 
 
-def test_json_has_a_short_form(cli, agent):
-    assert "Status" == json.loads(cli("status", "-o", "json")[1])["kind"]
-
-
 def test_what_happened_is_shown_as_far_back_as_asked(cli, agent):
     out = cli("status", "--since", "2h")[1]
     assert "HA-2005 n/web: there is no lock" in out

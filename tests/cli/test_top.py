@@ -106,12 +106,16 @@ def test_without_an_agent_the_screen_is_left_as_it_is(on_screen, capfd):
     assert "nobody answers" in capfd.readouterr().err
 
 
-def test_without_a_terminal_it_names_the_other_verb(capsys):
-    assert 2 == dispatch(["top"], {})
-    assert "there is no terminal: use `hami-agent status`" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["0", "3601", "soon", "nan"])
-def test_an_interval_that_is_none_is_refused(text, capsys):
-    assert 2 == dispatch(["top", "--interval", text], {})
-    assert "is not a number from 1 to 3600" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "there is no terminal: use `hami-agent status`"),
+        *(
+            (("--interval", text), "is not a number from 1 to 3600")
+            for text in ("0", "soon", "nan")
+        ),
+    ],
+)
+def test_what_is_no_interval_or_no_terminal_is_refused(words, said, capsys):
+    assert 2 == dispatch(["top", *words], {})
+    assert said in capsys.readouterr().err

@@ -6,8 +6,7 @@ tests/app/test_uninstalling.py has what it waits for; tests/peers asks the real 
 import asyncio
 import io
 import json
-import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,7 @@ async def uninstalled(*words: str) -> int:
     return await asyncio.to_thread(dispatch, ["uninstall", *words], {})
 
 
-async def test_what_goes_is_told_and_a_second_call_finds_nothing(
-    world: ModelWorld, flags: list[str], capsys: pytest.CaptureFixture[str]
-):
+async def test_what_goes_is_told_and_a_second_call_finds_nothing(world, flags, capsys):
     assert 0 == await uninstalled(*flags)
 
     assert world.node_annotations() == KEPT
@@ -89,9 +86,7 @@ async def test_what_goes_is_told_and_a_second_call_finds_nothing(
     assert "nothing of the agent's was found" in capsys.readouterr().out
 
 
-async def test_while_an_agent_runs_nothing_is_changed(
-    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+async def test_while_an_agent_runs_nothing_is_changed(world, flags, tmp_path, capsys):
     lock = LockFile(tmp_path / "run/lock")
     assert lock.try_take()
 
@@ -127,13 +122,7 @@ OTHER_RESOURCE = ("--resource-name", "other.com/gpu")
     ],
 )
 async def test_while_pods_are_there_it_must_be_forced(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arrange: Callable[[ModelWorld], object],
-    words: Sequence[str],
-    refusal: str,
+    world, flags, monkeypatch, capsys, arrange, words, refusal
 ):
     arrange(world)
     monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
@@ -149,9 +138,7 @@ async def test_while_pods_are_there_it_must_be_forced(
     assert 0 == await uninstalled(*flags), "there is nothing left to refuse"
 
 
-async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
-    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+async def test_what_cannot_be_read_is_told_and_has_its_exit_code(world, flags, tmp_path, capsys):
     world.delete_node()
     assert 4 == await uninstalled(*flags)
     world.use_token("other")
@@ -163,17 +150,7 @@ async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
     assert "give the path of a readable kubeconfig" in capsys.readouterr().err
 
 
-def test_plain_mode_has_written_nothing_to_a_node(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-):
-    assert 0 == dispatch(["uninstall", *flags, "--scheduler", "none"], {})
-
-    assert "nothing of the agent's was found\n" == capsys.readouterr().out
-
-
-async def test_no_agent_starts_while_the_node_is_cleaned(
-    world: ModelWorld, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+async def test_no_agent_starts_while_the_node_is_cleaned(world, flags, monkeypatch, tmp_path):
     plain, taken = KubeLeftovers.clean, list[bool]()
 
     async def clean(api: KubeLeftovers, node: NodeLeftovers) -> None:
@@ -190,40 +167,19 @@ async def test_no_agent_starts_while_the_node_is_cleaned(
     after.release()
 
 
-def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """This folder may not be entered."""
-
-    def guarded(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Any, *args: Any, **more: Any) -> Any:
-            if not isinstance(path, int) and folder in Path(os.fsdecode(path)).parents:
-                raise PermissionError(13, "Permission denied", str(path))
-            return plain(path, *args, **more)
-
-        return call
-
-    for name in ("stat", "open", "mkdir"):
-        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
-
-
-async def test_a_run_directory_that_may_not_be_entered_may_have_an_agent(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+async def test_a_run_directory_that_cannot_be_entered_may_have_an_agent(
+    world, flags, tmp_path, capsys
 ):
-    deny(monkeypatch, tmp_path / "closed")
+    (tmp_path / "closed").touch()
 
     assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"), "--force")
 
-    assert f"{tmp_path}/closed/run/lock cannot be locked: Permission" in capsys.readouterr().err
+    assert f"{tmp_path}/closed/run/lock cannot be locked: Not a" in capsys.readouterr().err
     assert world.node_annotations() == NOTES
 
 
 @pytest.mark.parametrize("mode", ["hami", "plain", "an outage"])
-async def test_containers_that_a_killed_agent_held_back_are_released(
-    world: ModelWorld, flags: list[str], tmp_path: Path, mode: str
-):
+async def test_containers_that_a_killed_agent_held_back_are_released(world, flags, tmp_path, mode):
     held = with_region(tmp_path / "hook")
     free = with_region(tmp_path / "hook", OTHER)
     poke(held, RECENT, "<i", -1)
@@ -239,7 +195,7 @@ async def test_containers_that_a_killed_agent_held_back_are_released(
 
 
 async def test_regions_that_cannot_be_looked_at_are_told_and_stop_nothing(
-    world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world, flags, tmp_path, capsys
 ):
     (tmp_path / "hook/vgpu").mkdir(parents=True)
     (tmp_path / "hook/vgpu/containers").touch()
@@ -269,13 +225,7 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
         ),
     ],
 )
-def test_what_all_nodes_need(
-    words: list[str],
-    environ: dict[str, str],
-    code: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_what_all_nodes_need(words, environ, code, said, capsys):
     assert code == dispatch(["uninstall", *words], environ)
 
     assert said in capsys.readouterr().err
@@ -296,9 +246,7 @@ async def everywhere(world: ModelWorld, *words: str) -> int:
     return await asyncio.to_thread(dispatch, ["uninstall", *EVERYWHERE, *words], environ)
 
 
-async def test_each_node_is_told_before_the_next_is_begun(
-    two: ModelWorld, monkeypatch: pytest.MonkeyPatch
-):
+async def test_each_node_is_told_before_the_next_is_begun(two, monkeypatch):
     class Paper(io.StringIO):
         def flush(self) -> None:
             seen.append(self.getvalue())
@@ -323,13 +271,7 @@ async def test_each_node_is_told_before_the_next_is_begun(
     ],
 )
 async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
-    two: ModelWorld,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: ApiError,
-    code: int,
-    refusal: str,
-    failures: list[tuple[str, str]],
+    two, monkeypatch, capsys, error, code, refusal, failures
 ):
     plain = KubeLeftovers.clean
 
@@ -353,9 +295,7 @@ async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
     assert (f"a: something is left: {error}" in capsys.readouterr().out) == (code == 1)
 
 
-async def test_agents_pods_and_plugins_keep_their_nodes(
-    two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+async def test_agents_pods_and_plugins_keep_their_nodes(two, monkeypatch, capsys):
     monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
     offered = (("True", "80"), ("False", "1k"), ("Unknown", "8"), ("True", "0"), ("True", "many"))
     for name, (ready, amount) in zip("cdefg", offered, strict=True):
@@ -374,14 +314,3 @@ async def test_agents_pods_and_plugins_keep_their_nodes(
     assert [f"c: {skipped}", f"d: {skipped}"] == out[2:4]
     kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abcdefg"]
     assert [NOTES, KEPT, NOTES, NOTES, KEPT, KEPT, KEPT] == kept
-
-
-async def test_an_untouched_node_costs_no_request_and_one_that_is_gone_is_told_apart(
-    two: ModelWorld,
-):
-    api = KubeLeftovers(two.session, RESOURCE)
-    await api.clean(NodeLeftovers("gone"))
-    assert {} == dict(two.session.requests.items())
-    for keys in ((), GONE):
-        with pytest.raises(ApiNotFound):
-            await api.clean(NodeLeftovers("gone", keys, degraded=True))

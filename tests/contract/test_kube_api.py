@@ -43,14 +43,6 @@ async def test_a_merge_patch_adds_and_removes_and_answers_with_the_node(kind, tm
         assert {"hami.io/x": "1", "plain": "kept"} == world.node_annotations()
 
 
-async def test_a_patch_that_changes_nothing_makes_no_new_version(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        first = await world.node_api.annotate_node({"plain": "kept"})
-        second = await world.node_api.annotate_node({"plain": "kept"})
-
-        assert first == second
-
-
 async def test_our_lock_is_released(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         await world.node_api.release_lock(LOCK, HELD)
@@ -120,19 +112,6 @@ async def test_a_get_shows_the_node_as_the_watch_does(kind, tmp_path, identity):
         assert [begun, changed] == [first, second]
         assert second is not None
         assert {"plain": "kept"} == second.annotations
-
-
-@pytest.mark.parametrize("identity", [THE_NODE, THE_ACCOUNT])
-async def test_a_get_shows_a_pod_as_the_list_does(kind, tmp_path, identity):
-    async with cluster(kind, tmp_path, identity) as world:
-        world.create_pod("one")
-        world.create_pod("two")
-        world.edit_pod("two", {"hami.io/bind-phase": "allocating"})
-        found = await world.pod_api.list_pods()
-
-        got = [await world.pod_api.get_pod(NAMESPACE, name) for name in ("one", "two")]
-
-        assert list(found.pods) == got
 
 
 async def test_what_is_missing_is_found_by_no_get_and_takes_no_patch(kind, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from agent import __version__
+from agent.setting import HOW
 from agent.settings.files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.reading import FOREIGN, LASTING, flag_of
 from agent.settings.schema import BY_KEY, FIELDS
@@ -50,10 +51,10 @@ def test_an_entry_has_the_sentence_and_every_name_that_is_read():
     for field in FIELDS:
         said = flat(ENTRIES[field.key])
 
-        assert said.startswith(field.text)
+        assert said.startswith(field.text.removesuffix(HOW))
         names = {*field.variables, *field.other_flags, *filter(None, [field.flag])}
         assert names <= set(re.findall(r"`([^`]+)`", said))
-        assert ("at the next start" in said) == (not field.live)
+        assert ("at the next start" in said.lower()) == (not field.live)
 
 
 def test_every_key_of_hamis_files_stands_at_its_setting():
@@ -70,7 +71,7 @@ def test_what_is_accepted_without_effect_is_named():
 
 
 def test_what_changes_only_on_a_drained_node_is_what_the_agent_keeps_while_pods_hold_slices():
-    said = {field.key for field in FIELDS if "only on a drained node" in flat(ENTRIES[field.key])}
+    said = {field.key for field in FIELDS if "Only on a drained node" in flat(ENTRIES[field.key])}
 
     assert set(LASTING) == said
 

@@ -67,12 +67,6 @@ class FakeApi:
             return self.node
         return self._put_node(msgspec.structs.replace(self.node, annotations=kept))
 
-    def touch_node(self) -> NodeView:
-        """Somebody changes what no view of it shows: only the version is new."""
-        if self.node is None:
-            raise ApiNotFound("no such Node", status=404)
-        return self._put_node(self.node)
-
     def label_node(self, labels: Mapping[str, str]) -> NodeView:
         """Somebody sets all labels."""
         if self.node is None:

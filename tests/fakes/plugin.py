@@ -144,10 +144,6 @@ class ScriptedPlugin(DevicePluginBase):
         """The socket."""
         return self.directory / self.name
 
-    def remove_socket(self) -> None:
-        """Unlink the socket file; the server lives on."""
-        self.path.unlink()
-
     async def register(self, **other: object) -> None:
         """Register with the kubelet in the same directory. Raises GRPCError: it refused."""
         fields = {"version": "v1beta1", "endpoint": self.name, "resource_name": self.resource}

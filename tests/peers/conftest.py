@@ -88,7 +88,7 @@ def pytest_runtest_makereport(
     """With a failure come the last words of every program of the cluster."""
     report = yield
     used = getattr(item, "funcargs", {})
-    site = used.get("site") or used.get("site_of_module")
+    site = used.get("site_of_module")
     if report.failed and isinstance(site, Site):
         report.sections.append(("last words of the release", site.tail()))
     cluster = used.get("cluster") or getattr(used.get("node") or site, "cluster", None)

@@ -428,3 +428,26 @@ def test_a_pod_that_hami_would_refuse_for_its_weights_is_not_told_to_be_created_
         assert ("admission", ()) == (blocked(found)[0], found.changes)
     assert ("placement", "E-REQUEST") == blocked(told(a_pod(metadata=weights)))
     assert told(a_pod(schedulerName="default-scheduler")).changes
+
+
+def test_a_pod_that_asks_for_one_mib_too_much_is_told_the_greatest_that_fits():
+    found = told(a_pod(limits={MEMORY: "16001"}))
+
+    assert [f"{MEMORY}: 16000"] == [change.paste for change in found.changes]
+
+
+def test_the_pod_that_is_in_the_way_is_named_first_if_it_is_being_deleted():
+    holders = (
+        a_holder("small", "GPU-a,NVIDIA,1000,0:;"),
+        a_holder("big", "GPU-a,NVIDIA,14000,0:;", is_deleted=True),
+    )
+    found = told(a_pod(limits={MEMORY: "9000"}), holders=holders)
+
+    assert "wait for d/big, which is being deleted" in found.changes[0].said
+
+
+def test_of_several_events_the_last_one_is_told():
+    ages = {"older": 90, "newest": 5, "old": 50}
+    events = (event("BindingFailed", f"{text} words", age) for text, age in ages.items())
+
+    assert "5 s ago: newest words" in told(a_pod(), *events).gate("binding").said

@@ -9,10 +9,8 @@ import msgspec
 from agent import settle as decisions
 from agent import settle as settlement
 from agent.allocate import match as matching
-from agent.allocate import service
-from agent.allocate.match import Evidence, Grant, Question
-from agent.cluster import BIND_TIME, PodUid
-from agent.errors import ApiError, Refusal, RefusalReason
+from agent.cluster import PodUid
+from agent.errors import ApiError
 from agent.settle import Effect, EffectKind
 from tests.machine.mutants import replaced, uid_ignored
 from tests.traces.cluster import TracedApi
@@ -26,23 +24,6 @@ class Plant:
     trace: str
     breach: str
     lag: float = 0.05
-
-
-def bound_before_the_lock() -> Plant:
-    """A pod whose bind-time is before the stamp of its lock is taken for another one."""
-    original = matching.decide
-
-    def decide(evidence: Evidence) -> Question | Grant:
-        step = original(evidence)
-        if isinstance(step, Grant) and evidence.lock is not None:
-            bound = int(step.candidate.pod.annotations[BIND_TIME])
-            if bound < evidence.lock.stamp.timestamp():
-                raise Refusal(
-                    RefusalReason.NO_RIGHT, "The lock was taken for a later pod of that name."
-                )
-        return step
-
-    return Plant(replaced(service, "decide", decide), "serial", "refused: The lock was taken")
 
 
 def lock_left() -> Plant:
@@ -103,11 +84,4 @@ async def _silent(*_: object) -> NoReturn:
     raise ApiError("no answer")
 
 
-PLANTS = (
-    bound_before_the_lock,
-    lock_left,
-    lock_taken_by_name,
-    row_of_a_namesake,
-    pod_not_looked_at,
-    node_not_looked_at,
-)
+PLANTS = (lock_left, lock_taken_by_name, row_of_a_namesake, pod_not_looked_at, node_not_looked_at)

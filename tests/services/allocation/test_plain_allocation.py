@@ -39,6 +39,49 @@ async def test_an_answer_has_a_row_and_a_directory():
         assert {("ok", ""): 1} == node.results
 
 
+async def outcome(node, wanted) -> ContainerEdits | Refusal:
+    try:
+        return await node.service.allocate(wanted)
+    except Refusal as refusal:
+        return refusal
+
+
+async def outcomes(node, *wanted, apart=2 * CLOSE) -> list[ContainerEdits | Refusal]:
+    """What calls that are under way at once are told, in the order in which they came."""
+    node.disk.gate.clear()
+    calls = []
+    async with asyncio.TaskGroup() as group:
+        for one in wanted:
+            calls.append(group.create_task(outcome(node, one)))
+            await asyncio.sleep(apart)
+        node.disk.gate.set()
+    return [call.result() for call in calls]
+
+
+async def test_of_calls_that_overlap_the_last_is_granted_and_in_the_end_all_whatever_their_ids():
+    async with a_node() as node:
+        given, waiting = [], 6
+        while waiting:
+            *earlier, last = await outcomes(node, *[ids(0)] * waiting)
+
+            assert {RefusalReason.OVERLAP} >= {one.gate for one in earlier}
+            assert all(one.transient for one in earlier)
+            given.append(directory(last))
+            waiting -= 1
+            await asyncio.sleep(8)
+
+        assert 6 == len(set(given))
+
+
+async def test_of_calls_that_begin_in_one_moment_none_is_granted_and_one_when_it_is_repeated():
+    """Which of them the kubelet began last cannot be known, and it crashes for the other."""
+    async with a_node() as node:
+        found = await outcomes(node, ids(0), ids(1), apart=CLOSE / 2)
+
+        assert {RefusalReason.OVERLAP} == {one.gate for one in found}
+        assert directory(await node.service.allocate(ids(1)))
+
+
 async def test_no_answer_is_given_before_its_row_is_on_disk():
     async with a_node() as node:
         node.disk.gate.clear()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cluster import ALLOCATED, NOT_WHOLE, REGISTER, NodeView, Phase, PodView, Role
+from agent.cluster import ALLOCATED, NOT_WHOLE, REGISTER, NodeView, PodView, Role
 from agent.errors import MalformedText
 from agent.kube.objects import decode_node, decode_pod, decode_quantity
 from agent.kube.reader import annotation_writes
@@ -78,21 +78,6 @@ def test_init_containers_and_sidecars_come_first_in_the_order_of_the_spec():
         a_container(name="b", count=3),
     )
     assert expected == decode_pod(pod_object(spec=spec), GPU).containers
-
-
-@pytest.mark.parametrize(
-    ("resources", "count"),
-    [
-        ({"requests": {GPU: "2"}}, 2),
-        ({"requests": {GPU: "2"}, "limits": {GPU: "4"}}, 4),
-        ({"limits": {GPU: "1k"}}, 1000),
-        ({"limits": {GPU: "many"}}, 0),
-        ({"limits": {GPU: True}}, 0),
-        ({}, 0),
-    ],
-)
-def test_the_count_is_the_limit_else_the_request(resources, count: int):
-    assert count == container(resources=resources).containers[0].count
 
 
 @pytest.mark.parametrize(
@@ -169,22 +154,13 @@ def test_under_a_runtime_that_hami_core_does_not_reach_no_limit_is_kept(runtime_
     assert bool(found) is bool(unkept)
 
 
-def test_a_container_runs_while_its_status_says_so():
-    status = {
-        "phase": "Running",
-        "initContainerStatuses": [
-            {"name": "fetch", "containerID": "containerd://aa", "state": {"terminated": {}}},
-            {"name": "proxy", "containerID": "containerd://bb", "state": {"running": {}}},
-        ],
-        "containerStatuses": [
-            {"name": "main", "containerID": "cc", "state": {"running": {"startedAt": "x"}}},
-            {"name": "fetch", "containerID": "containerd://dd", "state": {"running": {}}},
-        ],
-    }
-    spec = {"initContainers": [{"name": "fetch"}, {"name": "proxy"}]}
-    pod = decode_pod(pod_object(spec=spec, status=status), GPU)
-    assert [None, "bb", "cc"] == [container.running_id for container in pod.containers]
-    assert Phase.RUNNING is pod.phase
+def test_of_a_pod_only_the_containers_without_control_keep_no_limit():
+    off = {"name": "CUDA_DISABLE_CONTROL", "value": "true"}
+    spec = {"containers": [{"name": "main"}, {"name": "free", "env": [off]}]}
+    pod = decode_pod(pod_object(spec=spec), GPU)
+
+    assert ("", "") == (pod.unkept("main"), pod.unkept("other"))
+    assert "CUDA_DISABLE_CONTROL keeps HAMi-core out" == pod.unkept("free")
 
 
 def test_only_annotations_of_hami_are_kept_and_a_mirror_pod_is_static():
@@ -275,20 +251,6 @@ def test_a_container_is_over_when_nothing_starts_it_again(kind, policy, own, exi
 
     ended = dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None
     assert (None, True, ended) == (found.running_id, found.has_run, found.ended_at)
-
-
-def test_the_last_start_is_known_and_between_two_tries_a_container_has_run():
-    first, last = "2026-09-01T12:00:07Z", "2026-09-01T12:00:09Z"
-    before = {"terminated": {"exitCode": 1, "startedAt": first, "finishedAt": last}}
-    found = []
-    for state in ({"running": {"startedAt": last}}, {"waiting": {}}):
-        status = {"containerStatuses": [{"name": "main", "state": state, "lastState": before}]}
-        found += decode_pod(pod_object(status=status), GPU).containers
-    found += decode_pod(pod_object(), GPU).containers
-
-    times = [dt.datetime(2026, 9, 1, 12, 0, at, tzinfo=dt.UTC) for at in (9, 7)]
-    assert [*times, None] == [one.started_at for one in found]
-    assert (True, None) == (found[1].has_run, found[1].ended_at)
 
 
 @pytest.mark.parametrize(

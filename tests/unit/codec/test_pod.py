@@ -133,18 +133,6 @@ def test_a_lock_is_read_or_refused_as_hami_does(vector: Vector):
     assert vector.given == lock.value
 
 
-@pytest.mark.parametrize("fraction", ["", ".5", ".120", ".123456789"])
-def test_a_lock_names_its_owner_has_any_fraction_and_keeps_its_text(fraction: str):
-    """HAMi writes RFC3339Nano since #3127, seconds before; a legacy lock names no owner."""
-    text = f"2026-10-09T12:00:00{fraction}Z,ns,p"
-    lock = decode_node_lock(text)
-
-    assert (text, ("ns", "p")) == (lock.value, lock.owner)
-    assert (12, f"{fraction[1:7]:0<6}") == (lock.stamp.hour, f"{lock.stamp.microsecond:06}")
-    for legacy in (text.removesuffix(",ns,p"), text.replace("ns,p", ",")):
-        assert decode_node_lock(legacy).owner is None
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

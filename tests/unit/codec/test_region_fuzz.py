@@ -20,23 +20,8 @@ from tests.hami_regions import region_file
 from tests.unit.codec.test_region import TWO
 from tests.unit.core.usage.test_use import NOW, reading
 
-WORDS = (
-    0,
-    1,
-    2,
-    3,
-    15,
-    16,
-    17,
-    1023,
-    1024,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**63,
-    2**64 - 1,
-    19920718,
-)
+WORDS = (*(0, 1, 2, 3, 15, 16, 17, 1023, 1024, 2**31 - 1, 2**31, 2**32 - 1), 19920718)
+WIDE = (2**63, 2**64 - 1)
 SIZES = (0, 1, 4, 11, 12, HEAD_SIZE, 804680, 804681, 10 << 30, 2**63 - 1)
 
 
@@ -45,43 +30,31 @@ class RegionTenant:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 -- repeatable
-        self.files = {
-            offsets: bytearray(region_file(TWO[offsets.layout]).content) for offsets in LAYOUTS
-        }
-        self.asked = 0
+        whole = {one: region_file(TWO[one.layout]).content for one in LAYOUTS}
+        self.files = [(one, content, bytearray(content)) for one, content in whole.items()]
 
     def attack(self) -> int:
-        """Change a file, let it be read, change it back; return how many bytes were asked for."""
-        offsets = self.random.choice(LAYOUTS)
-        content = self.files[offsets]
-        size = len(content)
+        """Change a file and let it be read; return how many bytes were asked for."""
+        offsets, whole, content = self.random.choice(self.files)
+        size, asked, view = len(whole), 0, memoryview(content)
         if self.random.random() < 0.2:
             size = self.random.choice((*SIZES, *(one.size for one in LAYOUTS)))
+        left = self.random.randrange(size) if size and self.random.random() < 0.1 else len(content)
         changes = [self.change(offsets) for _ in range(self.random.randrange(1, 5))]
-        late = changes.pop() if self.random.random() < 0.3 else None
-        before = [
-            (at, bytes(content[at : at + len(new)]))
-            for at, new in [*changes, *filter(None, [late])]
-        ]
-        for at, new in changes:
-            content[at : at + len(new)] = new
-        self.asked = 0
-        self.read(content, size, late)
-        for at, old in reversed(before):
-            content[at : at + len(old)] = old
-        return self.asked
+        late = [changes.pop()] if self.random.random() < 0.3 else []
 
-    def read(self, content: bytearray, size: int, late: tuple[int, bytes] | None) -> None:
-        left = self.random.randrange(len(content)) if self.random.random() < 0.1 else len(content)
-        view = memoryview(content)
+        def change(them: list[tuple[int, bytes]]) -> None:
+            for at, new in them:
+                view[at : at + len(new)] = new
 
         def pread(length: int, offset: int) -> bytes:
-            self.asked += length
+            nonlocal asked
+            asked += length
             window = bytes(view[offset : min(offset + length, left)])
-            if late is not None:
-                view[late[0] : late[0] + len(late[1])] = late[1]
+            change(late)
             return window
 
+        change(changes)
         try:
             region = read_region(size, pread)
         except NoRegion as error:
@@ -90,6 +63,8 @@ class RegionTenant:
             assert len(region.gpus) <= MAX_GPUS
             assert len(region.processes) * len(region.gpus) <= MAX_USES
             use_of(reading(*region.processes, gpus=region.gpus), NOW)
+        change([(at, whole[at : at + len(new)]) for at, new in (*changes, *late)])
+        return asked
 
     def change(self, offsets: RegionOffsets) -> tuple[int, bytes]:
         """Where to write what: mostly into the fields that decide how the rest is read."""
@@ -102,8 +77,12 @@ class RegionTenant:
             at = offsets.tail + self.random.randrange(4, 16, 4)
         else:
             at = offsets.slots + self.random.randrange(0, 3 * offsets.slot_size, 4)
-        word = self.random.choice(WORDS)
-        known = struct.pack("<Q", word) if word >= 1 << 32 else struct.pack("<I", word)
+        known = self.random.choice(
+            (
+                struct.pack("<I", self.random.choice(WORDS)),
+                struct.pack("<Q", self.random.choice(WIDE)),
+            )
+        )
         noise = self.random.randbytes(self.random.choice((1, 4, 8, 96)))
         return at, self.random.choice((known, noise))[: offsets.size - at]
 

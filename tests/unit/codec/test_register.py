@@ -23,7 +23,6 @@ from agent.hami.annotations import (
     encode_reported,
     encode_scores,
     read_register,
-    registered,
     report_of,
 )
 from agent.model import Condition, GpuUuid, Inventory
@@ -49,15 +48,11 @@ def gpu_of(device: dict[str, Any]) -> RegisteredGpu:
 
 JSON = "register_decode_json"
 COLON = "register_decode_colon"
-EMPTY = f"{COLON}-017"
 SCORE = "register_encode_json-185"
 NOT_WRITTEN = {SCORE: "another annotation", "register_encode_json-005": "has MIG profiles"}
 DECODED_OTHERWISE = {
     f"{JSON}-022": "has keys in another case, which HAMi takes and nobody writes",
-    f"{JSON}-028": "a scheduler calls null `no gpu found`: an error here too",
-    f"{JSON}-029": "a scheduler calls an empty list `no gpu found`: an error too",
     **{f"{JSON}-{number}": "holds a second annotation, tested below" for number in range(181, 185)},
-    EMPTY: "no GPU is an error here",
 }
 
 
@@ -83,37 +78,13 @@ def test_a_text_is_read_or_refused_as_hami_does(group: str):
     read = decode_register if group == JSON else decode_register_colon
     without = {name: why for name, why in DECODED_OTHERWISE.items() if name.startswith(group)}
     for vector in cases(group, without=without):
-        if vector.expected["error"] is None:
+        # A text that names no GPU is an error here, as it is for a scheduler.
+        if vector.expected["error"] is None and vector.expected["devices"]:
             expected = tuple(gpu_of(device) for device in vector.expected["devices"])
             assert expected == read(vector.given), vector
         else:
             with pytest.raises(MalformedText):
                 read(vector.given)
-
-
-@pytest.mark.parametrize("number", ["023", "024", "025", "027"])
-def test_beside_an_error_no_half_read_gpu_is_handed_out(number: str):
-    vector = vectors(JSON)[f"{JSON}-{number}"]
-    assert vector.expected["devices"], "HAMi hands out what it read before the error"
-    with pytest.raises(MalformedText, match=r"at `\$\[0\]\.(count|index|devmem)`"):
-        decode_register(vector.given)
-
-
-@pytest.mark.parametrize("number", ["029", "017"])
-def test_a_text_without_a_gpu_is_an_error_as_for_a_scheduler(number: str):
-    group, read = (COLON, decode_register_colon) if number == "017" else (JSON, decode_register)
-    with pytest.raises(MalformedText, match="names no GPU"):
-        read(vectors(group)[f"{group}-{number}"].given)
-
-
-@pytest.mark.parametrize("number", ["181", "182", "183", "184"])
-def test_a_score_annotation_beside_it_changes_nothing(number: str):
-    register = vectors(JSON)[f"{JSON}-{number}"].given["register"]
-    if register == "[]":
-        with pytest.raises(MalformedText, match="names no GPU"):
-            decode_register(register)
-    else:
-        assert (RegisteredGpu(uuid=G1, split_count=1),) == decode_register(register)
 
 
 keys = st.sampled_from(["id", "Count", "numa", "migProfiles", "placements", "health", "new"])
@@ -152,6 +123,8 @@ RECORD = f"{G1},10,1,100,T,0,true,0,hami-core:"
         ("[NaN]", ""),
         ("\ufeff[{}]", ""),
         ("[null]", ""),
+        ("null", ""),
+        ("[]", "names no GPU"),
         ('["GPU-1"]', ""),
         ('[{"health":1}]', ""),
         ('[{"id":[[]]}]', ""),
@@ -201,38 +174,6 @@ def test_odd_words_are_written_as_go_writes_them_and_spoil_no_other_gpu():
     assert ("A B C", G2) == (odd.type_name, plain.uuid)
 
 
-def test_gpus_are_registered_with_all_their_facts_by_index_but_those_never_described():
-    shared = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3, numa=1), registered_mib=122338, mode="mps")
-    expected = RegisteredGpu(
-        uuid=G1,
-        index=3,
-        split_count=10,
-        registered_mib=122338,
-        core_percent=100,
-        type_name="NVIDIA H100 80GB HBM3",
-        numa=1,
-        mode="mps",
-        healthy=True,
-    )
-    first = a_shared_gpu(gpu=a_gpu(uuid=G2, index=2, numa=None))
-    unknown = a_shared_gpu(gpu=a_gpu(index=1, name="", memory_mib=None), present=False)
-    found = registered(an_inventory(gpus=[shared, first, unknown]))
-
-    assert ((2, G2, 0), expected) == ((found[0].index, found[0].uuid, found[0].numa), found[1])
-    assert 2 == len(found)
-
-
-@pytest.mark.parametrize(
-    "shared",
-    [a_shared_gpu(health=a_health(condition=Condition.BAD)), a_shared_gpu(present=False)],
-    ids=["bad", "vanished"],
-)
-def test_a_gpu_that_serves_nobody_stays_in_the_text_without_health(shared):
-    text = encode_json(registered(an_inventory(gpus=[shared])))
-    assert shared.uuid in text
-    assert "health" not in text
-
-
 # The score annotation.
 
 
@@ -248,13 +189,6 @@ def offered_links(number: str) -> object:
     marks = {"hami.io/node-nvidia-register": '[{"id":"a"}]'}
     offer = read_offer(marks | {"hami.io/node-nvidia-score": given["score"]})
     return offer and offer.links
-
-
-@pytest.mark.parametrize(("number", "is_error"), [("182", True), ("184", False)])
-def test_a_node_with_malformed_scores_is_not_read_and_so_is_one_with_null(number, is_error):
-    """HAMi takes null for no scores; nobody writes it."""
-    assert is_error == bool(vectors(JSON)[f"{JSON}-{number}"].expected["error"])
-    assert offered_links(number) is None
 
 
 # What HAMi's own decoders of five versions read from the agent's register annotation.
@@ -330,17 +264,6 @@ def test_the_scheduler_reads_again_whatever_is_no_request_of_its_own(vector: Vec
 
 
 @pytest.mark.parametrize(
-    ("number", "dated"), [("148", True), ("149", True), ("150", False), ("151", False)]
-)
-def test_a_request_without_a_time_never_runs_out(number: str, *, dated: bool):
-    (vector,) = (v for v in cases("handshake_check") if v.id.endswith(number))
-    _, stamp = decode_handshake(vector.given["handshake"])
-    assert dated is (stamp is not None)
-    if vector.given["allocatable"] == "0":
-        assert dated is not vector.expected["healthy"]
-
-
-@pytest.mark.parametrize(
     ("text", "word", "stamp"),
     [
         ("Requesting_2026-08-21 10:00:00", "Requesting", MOMENT),
@@ -353,16 +276,11 @@ def test_a_request_without_a_time_never_runs_out(number: str, *, dated: bool):
 )
 def test_each_writers_form_is_read(text: str, word: str, stamp: dt.datetime | None):
     assert (word, stamp) == decode_handshake(text)
-
-
-@pytest.mark.parametrize("text", ["", "garbage", "reported", " Reported"])
-def test_a_text_without_one_of_the_words_is_refused(text: str):
     with pytest.raises(MalformedText, match="none of Reported, Requesting, Deleted"):
-        decode_handshake(text)
+        decode_handshake(f" {text}")
 
 
-@given(st.datetimes(min_value=dt.datetime(1000, 1, 1), timezones=st.just(dt.UTC)))  # noqa: DTZ001 -- the strategy adds the zone
-def test_our_stamp_has_the_form_of_the_old_plugin_and_is_read_back(moment: dt.datetime):
-    assert ("Reported", moment) == decode_handshake(encode_reported(moment))
+def test_our_stamp_has_the_form_of_the_old_plugin():
     east = NANOS.replace(microsecond=42)
     assert "Reported 2026-08-21 10:00:00.000042 +0000 UTC" == encode_reported(east)
+    assert ("Reported", east) == decode_handshake(encode_reported(east))

@@ -5,10 +5,21 @@ import asyncio
 import pytest
 import structlog
 
-from agent.kit.tasks import Backoff, BudgetSpent, Task, TaskEnded, run_tiers, supervise
+from agent.kit.tasks import Allowance, Backoff, BudgetSpent, Task, TaskEnded, run_tiers, supervise
 from tests.fakes.chance import Seeded
 
 NO = ValueError("no")
+
+
+async def test_one_is_let_through_in_a_period_and_the_next_one_counts_the_rest():
+    throttle = Allowance(1, 1.0)
+    said = [throttle.admit() for _ in range(4)]
+    await asyncio.sleep(1.0)
+
+    assert [0, None, None, None] == said
+    assert [3, None] == [throttle.admit(), throttle.admit()]
+    await asyncio.sleep(5.0)
+    assert 1 == throttle.admit()
 
 
 class Flaky:

@@ -4,7 +4,18 @@ import asyncio
 
 import pytest
 
-from agent.kit.timing import EARLY, MOST, TICK, WINDOW, IdleWaiter, Lag, Starved, until_tick
+from agent.kit.timing import (
+    EARLY,
+    MOST,
+    MOST_QUESTIONS,
+    TICK,
+    WINDOW,
+    CallOrder,
+    IdleWaiter,
+    Lag,
+    Starved,
+    until_tick,
+)
 from tests.machine.sides import stall, starved, virtual
 
 
@@ -127,18 +138,6 @@ async def test_what_came_during_the_stall_is_read_before_the_deadline_passes(whe
 
 
 @virtual
-async def test_deadlines_of_one_node_share_the_limit_and_count_a_stall_once():
-    lag = Lag()
-    for _ in range(2):
-        stall_after(0.1, 4.0)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(passed(lag)) for _ in range(3)]
-        assert all(task.result()[0] >= 4.4 for task in tasks)
-    stall_after(0.1, 4.0)
-    assert 4.2 > (await passed(lag))[0]
-
-
-@virtual
 async def test_an_alarm_rings_once_and_only_during_its_block():
     rung = []
     with Lag().alarm(SECONDS, rung.append):
@@ -148,3 +147,28 @@ async def test_an_alarm_rings_once_and_only_during_its_block():
     with Lag().alarm(SECONDS, rung.append):
         await asyncio.sleep(5)
     assert [False] == rung
+
+
+# Which turn of a client may be granted: the last that it began with, and when nobody can tell.
+
+
+@pytest.fixture
+def order() -> CallOrder:
+    return CallOrder(lambda: "client")
+
+
+async def test_of_those_that_heard_the_same_none_is_the_last(order):
+    for _ in range(2):
+        order.begin().ids = frozenset("a")
+    with order.asked(["a"]) as one, order.asked(["a"]) as other:
+        assert one.overtaken
+        assert other.overtaken
+    with order.asked(["a"]) as later:
+        assert not later.overtaken
+
+
+async def test_questions_that_nobody_follows_up_are_forgotten(order):
+    for number in range(2 * MOST_QUESTIONS):
+        order.begin().ids = frozenset([str(number)])
+
+    assert MOST_QUESTIONS == len(order.offered())

@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from agent.errors import SettingsError
-from agent.ledger import Holder, LastGood, Ledger, SourceFile
+from agent.ledger import LastGood, Ledger, SourceFile
 from agent.settings.reading import Sources, make_plan, stand_in
 from tests.builders import NODE, a_pod_uid, a_row
-from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
 
@@ -34,9 +33,6 @@ def said(ledger: Ledger, scheduler: str = "hami", resource: str = OLD) -> str:
     return ""
 
 
-ADOPTED = a_plain_row(adopted=True, holder=Holder("a", "adopted", "c"))
-
-
 def test_another_name_is_refused_with_its_place_and_what_to_do():
     assert (
         "c.yaml:2:25: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
@@ -44,20 +40,6 @@ def test_another_name_is_refused_with_its_place_and_what_to_do():
         "delete the pods that `hami-agent status --by pod` names, or set it back; slices are held "
         "for up to two minutes after their pod has gone"
     ) == said(rows("p"), resource=NEW)
-
-
-@pytest.mark.parametrize(
-    ("ledger", "settings", "key"),
-    [
-        (rows("p"), {"scheduler": "none", "resource": NEW}, "1:12: scheduler"),
-        (Ledger((a_plain_row(slice_ids=ids(1, 2)),)), {}, "1:12: scheduler"),
-        (Ledger((ADOPTED,)), {"resource": NEW}, "2:25: sharing.resourceName"),
-        (rows("p", resource="").put(ADOPTED), {"scheduler": "none"}, "1:12: scheduler"),
-        (rows("p", resource="").put(ADOPTED), {"resource": NEW}, "2:25: sharing.resourceName"),
-    ],
-)
-def test_the_first_setting_that_a_row_does_not_fit_is_named(ledger: Ledger, settings, key: str):
-    assert said(ledger, **settings).startswith(f"c.yaml:{key} cannot change from ")
 
 
 @pytest.mark.parametrize(

@@ -67,17 +67,6 @@ def test_the_same_refusal_is_no_news_and_what_is_mended_is(sources, tmp_path, na
     assert 4 == split_count(look(sources, bad))
 
 
-def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path):
-    good = look(sources)
-    (tmp_path / "own.yaml").unlink()
-
-    assert f"{tmp_path}/own.yaml: was removed" in str(look(sources, good).refusal)
-    assert 10 == split_count(look(sources)), "at a start it is no file"
-    (tmp_path / "own.yaml").write_bytes(OWN)
-    (tmp_path / "n.json").unlink()
-    assert "n.json: cannot be read: No such file" in str(look(sources, good).refusal)
-
-
 @pytest.mark.parametrize("name", ["own.yaml", "d.yaml", "n.json"])
 async def test_a_file_that_does_not_answer_is_refused_by_its_name(
     sources, tmp_path, monkeypatch, name
@@ -93,31 +82,6 @@ async def test_a_file_that_does_not_answer_is_refused_by_its_name(
     again = await reading.look(Sources(None, {}, flags), Hanging(name, monkeypatch), found)
     assert found is again, "it was told"
     assert found is await reading.look(Sources(None, {}, flags), Blocked(), found)
-
-
-@pytest.mark.parametrize(
-    ("own", "environ", "flags", "counts"),
-    [
-        ("", {}, {"--device-config": "d.yaml", "--nodeconfig": "n1.json"}, (3, 2)),
-        ("", {"CONFIG_FILE": "d.yaml"}, {}, (2, 2)),
-        # Our own file wins over the one for all nodes.
-        (
-            "files: {deviceConfig: d.yaml, nodeConfig: n1.json}\nsharing: {splitCount: 9}",
-            {},
-            {},
-            (3, 9),
-        ),
-        ("files: {nodeConfig: ''}", {"CONFIG_FILE": ""}, {}, (10, 10)),
-    ],
-)
-def test_hamis_files_are_named_by_each_source(tmp_path, monkeypatch, own, environ, flags, counts):
-    monkeypatch.chdir(tmp_path)
-    Path("own").write_text(own)
-    Path("d.yaml").write_text("nvidia: {deviceSplitCount: 2, deviceMemoryScaling: 1.5}")
-    Path("n1.json").write_text('{"nodeconfig":[{"name":"n1","devicesplitcount":3}]}')
-    found = look(Sources(Path("own"), environ, flags))
-
-    assert counts == (split_count(found, "n1"), split_count(found, "n2"))
 
 
 @pytest.mark.parametrize(

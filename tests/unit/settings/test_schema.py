@@ -10,7 +10,6 @@ import yaml
 from agent.allocate.room import RequestRules
 from agent.errors import SettingsError
 from agent.hami.annotations import ReportProfile
-from agent.health.judge import XidClass, xid_class
 from agent.kubelet.door import encode_list
 from agent.model import SliceGroup, SliceList, slice_id
 from agent.setting import Field, WrongValue, duration, seconds_of, written
@@ -23,9 +22,6 @@ jsonschema: Any = pytest.importorskip("jsonschema", reason="comes with kubernete
 
 def settings_of(own: str = "", environ: dict[str, str] | None = None) -> Settings:
     return build(plan_of(own=own, environ=environ).resolve(), "n")
-
-
-# The table.
 
 
 # The sections.
@@ -67,17 +63,6 @@ def test_the_longest_list_of_sixteen_gpus_is_one_that_the_kubelet_takes():
     group = SliceGroup(G1, ids, healthy=False, numa=1)
 
     assert encode_list(SliceList(1, 16 * (group,)))
-
-
-def test_the_variables_of_the_plugins_are_read():
-    lists = {"DP_DISABLE_HEALTHCHECKS": "63,74,x", "DP_ENABLE_HEALTHCHECKS": "13"}
-    found = settings_of("", lists).health
-
-    assert not found.off
-    assert settings_of("health: {disabledXids: all}\n").health.off
-    assert [XidClass.APPLICATION, XidClass.APPLICATION, XidClass.FATAL] == [
-        xid_class(number, found) for number in (63, 74, 13)
-    ]
 
 
 # Durations are read with a unit or as seconds, and printed as they are read.

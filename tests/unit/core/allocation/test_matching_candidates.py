@@ -87,6 +87,24 @@ def test_an_init_container_goes_by_the_kubelets_file_and_so_do_all_without_get(
         refused_by(scene, RefusalReason.NO_POD_ADMITTED)
 
 
+MIXED = named_pod(
+    1,
+    containers=(a_container(name="two", count=2), a_container(name="one")),
+    groups=((a_share(uuid=G1, memory_mib=1),) * 2, (a_share(uuid=G1, memory_mib=2),)),
+)
+
+
+def test_once_the_kubelet_was_asked_only_the_first_without_ids_is_next() -> None:
+    scene = a_scene(MIXED, lock=MIXED)
+    begun = knowing(scene, holding(MIXED))
+    half = knowing(scene, holding(MIXED, two=f"{G1}-0"))
+
+    assert [] == asked(begun)
+    assert "two" == granted(begun, 2).candidate.container.name
+    assert "one" == granted(half).candidate.container.name
+    assert [] == asked(half, 2)
+
+
 @pytest.mark.parametrize(
     ("epoch", "expected"),
     [(NOW_KUBELET, RefusalReason.NO_POD_ADMITTED), (OLD_KUBELET, RefusalReason.POD_DELETED)],

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.allocate.match import Ask, Evidence, MatchSettings, Question
+from agent.allocate.match import Ask, Evidence, Question
 from agent.allocate.room import RequestRules
 from agent.cluster import PodView, Role
 from agent.errors import RefusalReason
-from tests.builders import NODE, a_container, a_lock, a_pod
+from tests.builders import a_container, a_lock, a_pod
 from tests.unit.core.allocation.matching_scene import (
     G1,
     G2,
@@ -114,19 +114,12 @@ def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalR
         refused_by(settled(pod, lock=lock, waited=True), gate, count)
 
 
-@pytest.mark.parametrize(
-    ("rules", "text"),
-    [
-        (RequestRules(memory_factor=4), "12000,30"),
-        (RequestRules(memory="a.com/mem", default_memory_mib=7), "7,30"),
-        (RequestRules(cores="a.com/cores", default_core_percent=20), "3000,20"),
-    ],
-)
-def test_the_schedulers_own_settings_count(rules: RequestRules, text: str) -> None:
-    settings = MatchSettings(node=NODE, requests=rules)
+@pytest.mark.parametrize("asks", [{}, {"mem-percentage": 100}, {"cores": 0}])
+@pytest.mark.parametrize("mib", [81559, 40000, 0])
+def test_a_part_of_the_gpu_may_be_less_than_now_because_it_registered_less(asks, mib) -> None:
+    pod = lockless(a_container(role=Role.INIT, asks=asks), text=f"{G1},NVIDIA,{mib},0:;")
 
-    assert granted(settled(lockless(text=f"{G1},NVIDIA,{text}:;")), settings=settings)
-    refused_by(settled(lockless()), RefusalReason.NOT_AS_REQUESTED, settings=settings)
+    assert granted(settled(pod))
 
 
 EDITED: Mapping[str, tuple[dict[str, int], str, bool]] = {

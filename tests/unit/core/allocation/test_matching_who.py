@@ -2,17 +2,21 @@
 
 import datetime as dt
 
+import msgspec
 import pytest
 
-from agent.allocate.match import Ask, Evidence, Question, rejected_pod
-from agent.cluster import PodTable
+from agent.allocate.match import UNREAD, Ask, Evidence, Question, rejected_pod
+from agent.cluster import Phase, PodTable
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import Ledger, Row
-from tests.builders import a_lock, a_row
+from tests.builders import a_container, a_lock, a_pod, a_row, a_share
 from tests.unit.core.allocation.matching_scene import (
-    SETTINGS,
-    UNIQUE,
+    G1,
+    G2,
+    NOW_KUBELET,
+    OLD_KUBELET,
     a_scene,
+    annotated,
     ask,
     changed,
     dead_pod,
@@ -43,6 +47,33 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     refused_by(changed(unlocked, waited=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name_that_runs(
+    is_answered: bool,  # noqa: FBT001 -- a parameter of the test
+) -> None:
+    ran = msgspec.structs.replace(a_container(), has_run=True)
+    dead = named_pod(10, phase=Phase.RUNNING, containers=(ran,))
+    gone = named_pod(1, uid=named_pod(5).uid, containers=(a_container(running_id="r"),))
+    # A dead one without a row was started unasked, or its answer was cut off.
+    answered = (dead, gone) if is_answered else (gone,)
+    rows = tuple(a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET) for one in answered)
+    scene = a_scene(POD, dead, rows=rows, lock=POD, gone=(gone,))
+    scene = changed(scene, records_read=True, listed=True, alone=True)
+    scene = knowing(scene, holding(POD), holding(dead))
+
+    assert ask(scene) == Question(Ask.RUNNING, ids=frozenset({"r"}))
+    ended = changed(scene, checked=frozenset({"r"}))
+    assert granted(ended).candidate.pod == POD
+    refused_by(changed(ended, alive={"r"}), RefusalReason.MANY_PODS_ADMITTED)
+    # It makes no other new pod the only one that can be meant.
+    other = named_pod(4)
+    beside = a_scene(POD, other, dead, rows=rows, lock=other, gone=(gone,))
+    beside = changed(beside, records_read=True, listed=True, alone=True)
+    beside = knowing(beside, *map(holding, (POD, other, dead)))
+    beside = changed(beside, alive={"r"})
+    refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
+
+
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
     assert ask(scene) == Question(Ask.LOCK, (STRAY.key,))
@@ -51,6 +82,29 @@ def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     error = refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_RIGHT)
 
     assert "team-a/train-1" in error.sentence
+
+
+@pytest.mark.parametrize("dead", [1, 2, 9])
+def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_start(dead) -> None:
+    others = [dead_pod(10 + n) for n in range(dead)]
+    rows = tuple(row_of(one, shares=(a_share(uuid=G2),)) for one in others)
+    scene = changed(a_scene(POD, *others, rows=rows, lock=POD), records_read=True, listed=True)
+    asked = knowing(scene, holding(POD), *map(holding, others))
+    assert ask(asked) == Question(Ask.OTHERS)
+    assert granted(changed(asked, alone=True)).candidate.pod == POD
+    assert granted(changed(asked, known_before={POD.key: True})).candidate.pod == POD
+    for names in (None, frozenset({POD.key, others[0].key})):  # that call may be the new pod's
+        beside = changed(asked, beside=(frozenset(), names), alone=True)
+        refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
+    clear = changed(asked, beside=(frozenset({others[0].key}),), alone=True)
+    assert granted(clear).candidate.pod == POD
+
+    before = changed(knowing(scene, absent=(POD,)), known_before={POD.key: False})
+    theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
+    if dead == 1:
+        assert granted(theirs).candidate.row == rows[0]
+    else:
+        refused_by(theirs, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
@@ -106,29 +160,6 @@ def test_nobody_is_called_static_or_deleted_when_the_list_failed():
     assert (RefusalReason.NO_POD_ADMITTED, False) == gate(changed(a_scene(), listed=True))
 
 
-def test_an_old_kubelet_serves_only_a_lock_owner_without_company_after_a_list() -> None:
-    alone = without_witness(a_scene(POD, lock=POD))
-    unlocked = changed(alone, lock=None, listed=True)
-    row = row_of(POD)
-    again = without_witness(a_scene(POD, rows=(row,), lock=POD))
-    assert ask(alone) == Question(Ask.PODS)
-    for scene in (alone, again):
-        refused_by(changed(scene, list_failed=True), RefusalReason.PODS_UNKNOWN)
-    assert granted(changed(alone, listed=True)).candidate.pod == POD
-    assert granted(changed(again, listed=True)).candidate.row == row
-    # A first answer waits for the lock.
-    assert ask(unlocked) == Question(Ask.LOCK, (POD.key,))
-    assert ask(changed(unlocked, waited=True)) == Question(Ask.NODE)
-    read = changed(unlocked, waited=True, node_read=True)
-    refused_by(read, RefusalReason.NO_LOCK)
-    refused_by(changed(read, lock=a_lock(name="other")), RefusalReason.NO_RIGHT)
-
-    for settings in (SETTINGS, UNIQUE):
-        beside = changed(without_witness(a_scene(POD, named_pod(3), lock=POD)), listed=True)
-        sentence = refused_by(beside, RefusalReason.WITNESS_SILENT, settings=settings).sentence
-        assert sentence.endswith("upgrade the kubelet to 1.34.")
-
-
 def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_or_until_a_refusal() -> None:
     other = named_pod(3)
     asked = changed(without_witness(a_scene(POD, gone=(other,), lock=POD)), listed=True)
@@ -161,3 +192,30 @@ def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_u
     assert ask(changed(went, used_locks=ended)) == Question(Ask.LOCK, (POD.key,))
     stray = knowing(changed(went, known={}), holding(STRAY), absent=(POD,))
     assert ask(stray) == Question(Ask.LOCK, (STRAY.key,))
+
+
+def test_where_the_name_may_be_another_pods_and_the_pods_cannot_be_listed_nobody_is_served() -> (
+    None
+):
+    returning = named_pod(1, reusable_name=True)
+    scene = changed(knowing(a_scene(returning, lock=returning), holding(returning)), listed=True)
+    other = changed(scene, pod_uids={returning.key: named_pod(9).uid})
+
+    assert granted(other).candidate.pod == returning  # a LIST is newer than the GET
+    for one in (other, changed(scene, pod_uids={returning.key: UNREAD})):
+        assert refused_by(changed(one, list_failed=True), RefusalReason.PODS_UNKNOWN).transient
+
+
+def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again() -> None:
+    both = (a_container(name="a"), a_container(name="b"))
+    text = f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,10:;"
+    pod = a_pod(name="train-1", containers=both, annotations=annotated(text), reusable_name=True)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, container="a", epoch=NOW_KUBELET)
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod, a=f"{G1}-0"))
+    scene = changed(scene, records_read=True)
+
+    assert "b" == granted(scene).candidate.container.name
+    again = changed(scene, ledger=Ledger((msgspec.structs.replace(row, epoch=OLD_KUBELET),)))
+    assert ask(again) == Question(Ask.PODS)
+    namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
+    assert ask(changed(namesake, recorded=frozenset({row.key}))) == Question(Ask.POD, (pod.key,))

@@ -2,16 +2,13 @@
 
 import pytest
 
-from agent.allocate.edits import gpu_edits
 from agent.allocate.plain import grant
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import PLAIN, EditSettings, HookFacts
 from agent.model import Condition, SliceId, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.unit.core.allocation.plain_scene import UID, ids
+from tests.unit.core.allocation.plain_scene import ids
 from tests.unit.core.allocation.refusals import check_refusal
 
-FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so", device_nodes=("/dev/nvidiactl",))
 G0 = a_gpu(index=0)
 MANY = 10_000
 SPLIT = an_inventory(gpus=[a_shared_gpu(gpu=G0, split_count=MANY)])
@@ -105,21 +102,3 @@ def test_a_gpu_that_does_not_serve_is_refused(inventory, gate, words):
     with pytest.raises(Refusal, match=words) as caught:
         grant(ids(0), inventory, ())
     assert gate is caught.value.gate
-
-
-def test_without_limits_the_answer_is_the_gpus_alone_by_every_strategy_that_is_set():
-    granted = grant(ids(0, 1), an_inventory(), ())
-    strategies = ("volume-mounts", "cdi-annotations", "cdi-cri")
-    settings = EditSettings(device_list_strategies=strategies, pass_device_specs=True, gds=True)
-
-    usual = gpu_edits(f"{UID}/{PLAIN}", granted, EditSettings(), FACTS)
-    assert (("NVIDIA_VISIBLE_DEVICES", G0.uuid),) == usual.envs
-    assert ((), (), ()) == (usual.mounts, usual.nodes, usual.annotations)
-
-    edits = gpu_edits(f"{UID}/{PLAIN}", granted, settings, FACTS)
-    assert {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_GDS"} == dict(edits.envs).keys()
-    mounted = [one.container_path for one in edits.mounts]
-    assert [f"/var/run/nvidia-container-devices/{G0.uuid}"] == mounted
-    assert ["/dev/nvidiactl", "/dev/nvidia0"] == [one.container_path for one in edits.nodes]
-    assert (f"nvidia.com/gpu={G0.uuid}", "nvidia.com/gds=all") == edits.cdi_names
-    assert 1 == len(edits.annotations)

@@ -28,23 +28,6 @@ IDS = KNOWN | st.sampled_from([SliceId("foreign"), SliceId("GPU-x-007"), SliceId
 LISTS = st.lists(IDS, max_size=20)
 
 
-@given(
-    LISTS,
-    st.lists(IDS, max_size=3),
-    st.lists(st.integers(0, 5).map(a_uuid), max_size=4),
-    st.frozensets(IDS, max_size=5),
-)
-def test_steering_gives_exactly_the_wanted_gpus_or_nothing(available, must, wanted, held):
-    chosen = steer(available, must, wanted, held)
-
-    if chosen is not None:
-        first = tuple(dict.fromkeys(must))
-        assert first == chosen[: len(first)]
-        assert set(chosen) <= set(available) | set(must)
-        assert len(chosen) == len(set(chosen))
-        assert sorted(text.rpartition("-")[0] for text in chosen) == sorted(wanted)
-
-
 def test_steering_takes_the_lowest_free_id_and_held_ones_last():
     available = ids(1, 12, 3, 2)
 
@@ -115,7 +98,7 @@ def test_always_as_many_ids_as_asked_or_none(available, must, size, held):
     assert chosen[: len(first)] == (first if can_be_kept else ())
 
 
-@pytest.mark.parametrize("size", [1, 16, 800, 1600])
+@pytest.mark.parametrize("size", [1, 2, 16, 800, 1600])
 def test_the_calls_stay_within_the_stated_bound_at_any_size(size):
     calls, before = Counter[str](), sys.getprofile()
     available = [one for n in range(16) for one in ids(n, *range(100))]

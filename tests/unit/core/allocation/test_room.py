@@ -20,6 +20,13 @@ def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10
     return RoomClaim(a_pod_uid(pod), role, (share,))
 
 
+def test_init_containers_count_by_their_peak_and_no_memory_means_all_of_it():
+    inits = [claim(role=Role.INIT, mib=500, percent=1), claim(role=Role.INIT, mib=1, percent=50)]
+
+    assert GpuUse(500, 50) == pod_use([*inits, claim(mib=100)], GPU)
+    assert GpuUse(1000, 10) == pod_use([claim(mib=0)], GPU)
+
+
 def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
     row = a_row(shares=[a_share(uuid=G1, memory_mib=100)])
     raised = msgspec.structs.replace(row, live_limits=(Share(G1, 700, 40),))

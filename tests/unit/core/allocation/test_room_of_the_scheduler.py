@@ -168,3 +168,7 @@ def test_an_app_container_that_was_made_tells_that_the_init_containers_have_succ
     pod["status"]["containerStatuses"][0]["lastState"] = ended(137)
 
     assert 4000 == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
+    # One that cannot be seen counts with its init containers.
+    assert [(True, False), (True, True)] == [
+        (row.counts(None), row.counts(view_of(pod))) for row in rows_of(pod)
+    ]

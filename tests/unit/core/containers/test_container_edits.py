@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.allocate.edits import cache_file, container_edits, cuda_order
@@ -34,13 +34,6 @@ def granted(uuid_: str = G1, pci: str = "0000:10:00.0", mib: int = 3000) -> Gran
 def edits_of(*shares: GrantedShare, facts: HookFacts = FACTS, **settings: Any) -> ContainerEdits:
     changed = msgspec.structs.replace(EditSettings(), **settings)
     return container_edits(MAIN, shares, changed, facts)
-
-
-def test_the_compute_limit_is_that_of_the_containers_first_gpu():
-    """HAMi's scheduler gives all GPUs of a container the same; HAMi's plugin takes the first's."""
-    first, second = a_share(uuid=G1, core_percent=30), a_share(uuid=G2, core_percent=40)
-    shares = (a_granted_share(second, "0000:20:00.0", 1), a_granted_share(first, "0000:10:00.0", 1))
-    assert "30" == dict(edits_of(*shares).envs)["CUDA_DEVICE_SM_LIMIT"]
 
 
 def test_a_second_share_of_one_gpu_takes_no_cuda_index_from_the_others():
@@ -89,6 +82,21 @@ def test_with_volume_mounts_each_gpu_is_mounted_once_even_beside_envvar():
 
 
 @pytest.mark.parametrize(
+    ("buses", "order"),
+    [(BUSES["in steps"], [0, 1, 2]), (("", "0000:10:00.0", "0000:30:00.0"), [1, 2, 0])],
+    ids=["the bus", "the index, where a bus is not known"],
+)
+def test_the_bus_decides_and_not_the_index_that_the_driver_gave_last(buses, order):
+    """A GPU that was plugged in has an index at the end until the driver is loaded again."""
+    shares = [
+        a_granted_share(a_share(uuid=f"GPU-{n}", memory_mib=n), bus, 81559, index=(2, 0, 1)[n])
+        for n, bus in enumerate(buses)
+    ]
+
+    assert order == [one.share.memory_mib for one in cuda_order(reversed(shares))]
+
+
+@pytest.mark.parametrize(
     ("setting", "name", "value"),
     [
         ({"memory_scaling": 1.01}, "CUDA_OVERSUBSCRIBE", "true"),
@@ -120,6 +128,7 @@ def test_a_container_may_write_neither_hami_core_nor_what_another_one_has_mounte
     assert {"/usr/local/vgpu": own, "/tmp/vgpulock": own} == writable  # noqa: S108 -- HAMi-core's
 
 
+@example(mib=0, cores=0, name="main")
 @given(mib=st.integers(0, 2**31 - 1), cores=st.integers(0, 100), name=st.text(max_size=80))
 def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, cores, name):
     """Programs that run as root on the host read it: hooks of the container runtime."""

@@ -116,3 +116,15 @@ def test_the_kind_and_the_directories_of_the_settings_count():
     assert "--vendor=hami.example.com --class=vgpu" in found[1]
     assert found[1].endswith("=/var/cdi/static/hami.example.com-vgpu.yaml")
     assert undefined((G1,), given, {f"hami.example.com/vgpu={G1}"}) is None
+
+
+@pytest.mark.parametrize("feature", ["gdrcopy", "gds", "mofed"])
+def test_the_names_of_features_are_in_every_answer_and_count_too(feature: str):
+    given = settings(**{feature: True})
+    found = undefined((G1,), given, BOTH)
+
+    assert found == (
+        f"no single CDI specification in /etc/cdi or /var/run/cdi defines nvidia.com/{feature}=all",
+        "write one, or switch gdrcopy, gds and mofed off",
+    )
+    assert undefined((G1,), given, {*BOTH, f"nvidia.com/{feature}=all"}) is None

@@ -33,24 +33,6 @@ def test_what_follows_from_a_fault_is_left_out(verdict, cause, follows):
     assert [(cause, "wrong")] == [(one.check, one.verdict) for one in found]
 
 
-@pytest.mark.parametrize(
-    "consequence", [OFFER, STREAM, Finding("P-LOCK", "wrong", "n", "cannot be read")]
-)
-@pytest.mark.parametrize(
-    "cause",
-    [
-        Finding("P-KUBELET", "ok", "/k", "there"),
-        Finding("P-KUBELET", "note", "/k", "old"),
-        Finding("P-KUBELET", "unknown", "/k", "not seen"),
-        Finding("P-PATHS", "wrong", "/p", "full"),
-    ],
-)
-def test_a_fault_without_a_wrong_cause_stays_wrong(cause: Finding, consequence: Finding):
-    found = {one.check: (one.verdict, one.said) for one in all_of(cause, consequence)}
-
-    assert ("wrong", consequence.said) == found[consequence.check]
-
-
 def test_what_is_well_or_not_known_is_no_consequence():
     others = [Finding("P-OFFER", "ok", "n", "20"), Finding("P-WITNESS", "unknown", "n", "denied")]
 

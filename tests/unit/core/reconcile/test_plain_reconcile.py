@@ -135,6 +135,14 @@ def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
         assert None is closes_after(row, *rows, holdings=both)
 
 
+def test_the_one_that_stays_may_live_by_either_row():
+    rows = (ROW, a_plain_row(uid=SECOND, minute=1))
+
+    found = look(*rows, holdings=[holds(OTHER, *ids(0))])
+
+    assert [OTHER, OTHER] == [row.holder for row in found.confirmed]
+
+
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])
 def test_a_row_that_nobody_booked_is_counted_after_a_minute(late, count):
     at = UNCONFIRMED_AFTER - dt.timedelta(seconds=int(not late))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from agent.cluster import Phase, PodTable, PodView, Tombstone
+from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.ledger import Ledger
 from agent.settle import (
     REFUSED_AT_ONCE,
@@ -160,6 +160,27 @@ def test_a_lock_goes_when_nobody_can_need_it_at_once_or_when_it_stood_before_our
 
     assert at_once == told(pending_effects(young))
     assert after_long == told(pending_effects(msgspec.structs.replace(scene, standing=LONG)))
+
+
+def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
+    init = a_container(name="init", role=Role.INIT)
+    first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
+    started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
+    crashing = msgspec.structs.replace(a_container(name="b"), has_run=True)
+    looping = changed(started, containers=(init, first, crashing))
+    half = changed(started, containers=(init, first, a_container(name="b")))
+    held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
+
+    for pod, ledger, goes in (
+        (started, None, True),
+        (looping, None, True),
+        (half, None, False),
+        (half, held, False),
+    ):
+        # At once the status may be that of before a reboot.
+        assert [] == told(pending_effects(a_scene(pod, ledger=ledger)))
+        after = told(pending_effects(a_scene(pod, ledger=ledger, standing=UNCLAIMED)))
+        assert (PROVED if goes else []) == after
 
 
 def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hide_no_others():

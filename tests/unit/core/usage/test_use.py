@@ -37,16 +37,9 @@ def test_a_process_that_is_known_to_be_dead_uses_nothing(alive, total, processes
     use = use_of(reading(a_sum_process(7, 10, 10), a_sum_process(9, 30, 30), alive=alive), NOW)
 
     assert (total, processes) == (use.gpus[0].memory.total, use.processes)
-
-
-@pytest.mark.parametrize(("other", "total"), [(1000, 850), (100, 0)], ids=["more", "less"])
-def test_what_a_process_freed_in_the_slot_of_another_is_taken_from_the_sum(other, total):
-    freed = MemoryUse(buffer=-150, total=-150)
-    lost = RegionProcess(7, (freed, freed), (0, 0))
-
-    use = use_of(reading(lost, a_sum_process(9, other, other)), NOW)
-
-    assert (total, max(0, other - 153)) == (use.gpus[0].memory.total, use.gpus[0].memory.buffer)
+    assert dt.timedelta(seconds=30) == use.idle
+    assert use_of(reading(last_kernel=None), NOW).idle is None
+    assert use_of(reading(last_kernel=NOW + dt.timedelta(seconds=5)), NOW).idle == dt.timedelta(0)
 
 
 # Whose GPU a number of a region is: the GPUs that the container was given decide.
