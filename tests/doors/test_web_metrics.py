@@ -103,6 +103,7 @@ async def test_pods_are_named_only_where_that_is_wanted():
     text, form = await scrape(a_node(), accept=wanted, names_pods=False, hami="both")
 
     assert "text/plain; version=0.0.4; charset=utf-8" == form
+    assert "process_resident_memory_bytes " in text
     assert [False] * 3 == [name in text for name in ("train-0", "twin", "container_memory")]
     assert "hami_agent_memory_allocated_bytes" in text
 

@@ -33,7 +33,12 @@ def test_a_file_left_behind_is_no_obstacle_and_names_the_new_holder(tmp_path):
 
     assert lock.try_take()
     assert f"pid {os.getpid()}" == LockFile(path).holder()
-    lock.release()
+    other = LockFile(path)
+    assert not other.try_take()
+    for _ in range(2):
+        lock.release()
+    assert other.try_take()
+    other.release()
 
 
 def test_a_lock_whose_file_was_removed_between_is_not_a_lock(tmp_path, monkeypatch):
