@@ -210,6 +210,31 @@ async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_f
             assert successor.annotations == desk.annotations(successor)
 
 
+async def test_nothing_is_done_before_the_pods_are_known_and_an_answer_of_the_future_is_old():
+    """A process before this one answered it, and the clock was set back."""
+    desk = SettlingDesk(POD)
+    desk.answer(POD, ["a"])
+    desk.clock.step(dt.timedelta(hours=-1))
+    desk.follow(synced=False)
+    async with at_work(desk.settlement.run):
+        await asyncio.sleep(60)
+        assert 0 == sum(desk.api.calls.values())
+        desk.follow(synced=True)
+        await asyncio.sleep(1)
+
+        assert desk.annotations(POD)[TO_ALLOCATE].startswith(";")
+
+
+async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
+    ended = placed(phase=Phase.FAILED)
+    async with a_desk(ended, refused(1)) as desk:
+        desk.answer(ended)
+        await asyncio.sleep(1)
+
+        assert ended.annotations == desk.annotations(ended)
+        assert {TO_ALLOCATE: GROUPS, PHASE: "failed"} == desk.annotations(refused(1))
+
+
 @pytest.mark.parametrize(
     ("error", "is_there"),
     [

@@ -7,12 +7,20 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.cluster import Phase
+from agent.cluster import Phase, PodTable, Tombstone
 from agent.ledger import Holder, KubeletEpoch
 from agent.model import slice_id
-from agent.reconcile import PERIOD, QUIET, THROTTLED_PAUSE
+from agent.reconcile import GRACE, PERIOD, QUIET, THROTTLED_PAUSE
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
-from tests.services.reconcile.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene
+from tests.services.reconcile.test_reconcile_rows import (
+    EPOCH,
+    GROUPS,
+    NEXT,
+    POD,
+    ROW,
+    SLICE,
+    a_scene,
+)
 
 DAY = dt.timedelta(days=1)
 OLD = msgspec.structs.replace(
@@ -144,3 +152,18 @@ async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():
         await asyncio.sleep(10)
 
         assert any(row.confirmed for row in scene.rows)
+
+
+async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_minute_after_that():
+    """A kubelet that has just started knows no pod, and a deleted one may still run."""
+    async with a_scene(ROW) as scene:
+        scene.see(POD)
+        await asyncio.sleep(10)
+        scene.pods.set(PodTable({}, (Tombstone(POD, scene.clock.now()),), synced=True))
+        await asyncio.sleep(PERIOD)
+        scene.epoch.set(NEXT)
+
+        await asyncio.sleep(GRACE - 1)
+        assert (ROW,) == scene.rows
+        await asyncio.sleep(PERIOD)
+        assert () == scene.rows

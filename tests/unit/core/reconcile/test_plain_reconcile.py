@@ -150,3 +150,15 @@ def test_a_row_that_nobody_booked_is_counted_after_a_minute(late, count):
     assert () == look(ROW, at=at.total_seconds(), holdings=[holds(OTHER, *ids(0, 1))]).confirmed
     assert (0, count) == gaps(Ledger((ROW,)), NOON + at)
     assert (0, 0) == gaps(Ledger((CONFIRMED,)), NOON + at)
+
+
+def test_of_rows_with_the_same_ids_a_holder_takes_the_one_that_is_left_if_it_is_the_only_one():
+    two = [holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]
+    (row,) = look(CONFIRMED, a_plain_row(uid=SECOND, minute=1), holdings=two).confirmed
+    assert (SECOND, OTHER) == (row.key.pod_uid, row.holder)
+
+    # Beside an init container with the same ids nobody says which row is whose.
+    rows, recorded = (ROW, a_plain_row(uid=SECOND, minute=1)), RECORDED * 2
+    found = look(*rows, holdings=HELD, recorded=recorded).confirmed
+    assert [None, None] == [row.holder for row in found]
+    assert None is closes_after(*rows, recorded=recorded)

@@ -89,6 +89,17 @@ def test_the_row_of_an_ended_pod_is_over_whatever_the_kubelet_lists(
         assert over == len(look(idle=look().idle, elapsed=seconds).over)
 
 
+@pytest.mark.parametrize("phase", Phase)
+def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(phase):
+    stranger = a_pod(phase=phase)
+    look = partial(found, pods=(stranger,), holdings=(held(stranger, *IDS),))
+    (kept,) = found(pods=(a_pod(),), holdings=(held(stranger, *IDS),)).strangers
+    idle = {(kept.key, kept.answered_at): -60.0}
+
+    assert stranger.terminal == (not look().strangers)
+    assert stranger.terminal == bool(look(kept, idle=idle).over)
+
+
 OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
 SUCCESSOR = msgspec.structs.replace(POD, uid=a_pod_uid(9))
 HELD = (held(POD, *IDS),)
@@ -219,5 +230,15 @@ def test_only_the_container_of_a_mismatch_may_not_start():
     check_start(Ledger((wrong,)), IDS)
     check_start(Ledger((wrong,)), (*IDS, *ELSEWHERE))
     check_start(Ledger((OFFERED,)), IDS)
+    # Of rows with the same ids the last answer decides.
+    next_key, later = ContainerKey(POD.uid, "next"), NOON + MINUTE
+    right = msgspec.structs.replace(
+        wrong, key=next_key, shares=(a_share(uuid=G2),), answered_at=later
+    )
+    check_start(Ledger((right, wrong)), ELSEWHERE)
+    with pytest.raises(Refusal):
+        check_start(
+            Ledger((right, msgspec.structs.replace(wrong, answered_at=later + MINUTE))), ELSEWHERE
+        )
     check_start(Ledger((msgspec.structs.replace(wrong, offered=False),)), ELSEWHERE)
     check_start(Ledger(), ELSEWHERE)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import Ledger
+from agent.ledger import KubeletEpoch, Ledger
 from agent.settle import (
     REFUSED_AT_ONCE,
     UNCLAIMED,
@@ -198,3 +198,16 @@ def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hid
 
     assert {*(pod.uid for pod in many[:REFUSED_AT_ONCE]), other.uid} == first
     assert {*(pod.uid for pod in many[1 : REFUSED_AT_ONCE + 1]), other.uid} == then
+
+
+def test_a_container_that_ended_under_the_kubelet_that_was_answered_needs_no_answer():
+    epoch = KubeletEpoch(7, int(NOON.timestamp() * 1e9))
+    init = msgspec.structs.replace(a_container(name="a", role=Role.INIT), ended_at=LATER)
+    pod = changed(POD, containers=(init, a_container(name="b")))
+
+    def owed(answered: KubeletEpoch) -> list[str]:
+        ledger = Ledger((a_row(container="b", epoch=answered),))
+        return told(pending_effects(a_scene(pod, ledger=ledger, lock_stamp=None)))
+
+    assert ["settle-pod success"] == owed(epoch)
+    assert [] == owed(KubeletEpoch(7, epoch.ctime_ns + 60 * 10**9))
