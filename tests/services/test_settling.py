@@ -14,15 +14,7 @@ from agent.cluster import NodeEvent, Phase, PodTable, PodView, Tombstone
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNotFound, ApiThrottled
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
-from agent.settle import (
-    LOCK_DELAYS,
-    PARALLEL,
-    REFUSED_AT_ONCE,
-    REFUSED_EVENT,
-    UNCLAIMED,
-    Effect,
-    Settlement,
-)
+from agent.settle import LOCK_DELAYS, PARALLEL, REFUSED_AT_ONCE, REFUSED_EVENT, Effect, Settlement
 from tests.builders import G1, NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
@@ -36,7 +28,7 @@ TO_ALLOCATE, PHASE, MUTEX = (
 )
 GROUPS = f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,20:;"
 MESSAGE = "Allocate failed due to rpc error: desc = No. [HA-2004], which is unexpected"
-PATIENCE = UNCLAIMED.total_seconds()
+PATIENCE = 30.0
 LOCK = a_lock(name="train-0").value
 BOTH = ("a", "b")
 
@@ -338,7 +330,7 @@ async def test_a_lock_that_nobody_waits_for_goes_when_it_stood_longer_than_a_bin
 async def test_each_new_lock_is_given_the_whole_time_and_a_gap_in_the_watch_starts_it_again():
     async with a_desk(lock=LOCK) as desk:
         for step in range(6):
-            desk.lock(NOON + step * UNCLAIMED / 2)
+            desk.lock(NOON + dt.timedelta(seconds=step * PATIENCE / 2))
             await asyncio.sleep(PATIENCE / 2)
         for changes in ({"stale": True}, {"synced": False}):
             desk.follow(**changes)
