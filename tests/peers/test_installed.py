@@ -343,9 +343,10 @@ LABEL = {"app.kubernetes.io/component": "hami-device-plugin"}
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bare_site(site_of_module):
-    """Nothing is installed."""
+    """Nothing is installed, and no agent was here before: one remembers a GPU that it lost."""
     if await site_of_module.is_installed():
         await site_of_module.uninstall()
+    site_of_module.cluster.forget_agent_state()
     return site_of_module
 
 
