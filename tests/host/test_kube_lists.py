@@ -197,3 +197,18 @@ async def test_a_frame_as_long_as_any_object_is_read(tmp_path: Path):
         assert ["big", "small"] == [big.pod.name, small.pod.name]
         assert {"hami.io/bind-phase": "allocating"} == big.pod.annotations
         assert 9 * MIB < len(json.dumps(text))
+
+
+async def test_after_big_pods_the_small_ones_do_not_come_one_by_one(tmp_path: Path):
+    long = {"name": "main", "env": [{"name": "LONG", "value": "x" * 1_400_000}]}
+    async with a_cluster(tmp_path) as world:
+        for number in range(8):
+            add_pod(world, f"big-{number}", container=long)
+        for number in range(200):
+            add_pod(world, f"small-{number}")
+        before = asked(world.session)
+        found = await world.pod_api.list_pods()
+        requests = asked(world.session) - before
+
+    assert 208 == len(found.pods)
+    assert 20 >= requests

@@ -8,7 +8,7 @@ import pytest
 
 from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason, StateError
-from agent.kit.timing import CLOSE
+from agent.kit.timing import BEGUN, CLOSE
 from agent.ledger import ContainerEdits, Holder
 from agent.reconcile import PERIOD, QUIET
 from tests.services.allocation.plain_node import a_node
@@ -173,3 +173,11 @@ async def test_slices_whose_row_could_not_be_closed_are_answered_again_once_the_
 
         assert [HELD.slice_ids] == [row.slice_ids for row in node.rows]
         assert HELD.key not in {row.key for row in node.rows}
+
+
+async def test_a_slice_that_was_offered_and_not_asked_for_is_free_again_seconds_later():
+    async with a_node() as node:
+        assert ids(0) == await node.service.prefer(ids(0, 1), (), 1)
+        assert ids(1) == await node.service.prefer(ids(0, 1), (), 1)
+        await asyncio.sleep(BEGUN)
+        assert ids(0) == await node.service.prefer(ids(0, 1, 2), (), 1)

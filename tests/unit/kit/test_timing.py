@@ -172,3 +172,37 @@ async def test_questions_that_nobody_follows_up_are_forgotten(order):
         order.begin().ids = frozenset([str(number)])
 
     assert MOST_QUESTIONS == len(order.offered())
+
+
+@virtual
+async def test_after_a_stall_what_came_meanwhile_is_counted_before_the_quiet_ends():
+    waiter, loop = IdleWaiter(), asyncio.get_running_loop()
+    tasks = []
+
+    async def read() -> None:
+        for _ in range(5):  # a call passes through several callbacks
+            await asyncio.sleep(0)
+        with waiter.busy():
+            await asyncio.sleep(0.2)
+
+    def stop() -> None:
+        stall(3.5)  # the call lies there
+        tasks.append(loop.create_task(read()))
+
+    with waiter.busy():
+        pass
+    loop.call_later(0.1, stop)
+    await waiter.idle_for(0.5)
+
+    assert [True] == [task.done() for task in tasks]
+
+
+async def test_a_new_client_goes_on_with_nothing():
+    client = "old"
+    order = CallOrder(lambda: client)
+    order.begin().ids = frozenset("a")
+    client = "new"
+    order.begin().ids = frozenset("a")
+
+    with order.asked(["a"]) as turn:
+        assert not turn.overtaken

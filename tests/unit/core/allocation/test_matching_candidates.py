@@ -268,3 +268,62 @@ def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known
         return
     sentence = refused_by(scene, RefusalReason.MANY_PODS_ADMITTED).sentence
     assert sentence.endswith("delete the pod, and its controller makes a new one.")
+
+
+def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() -> None:
+    kubelet = KubeletStart(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
+    after, before = (
+        named_pod(
+            number, containers=(msgspec.structs.replace(a_container(), has_run=True, ended_at=at),)
+        )
+        for number, at in ((1, NOON + dt.timedelta(seconds=1)), (2, NOON))
+    )
+
+    assert [before.name] == asked(scene_of(after, before, kubelet=kubelet))
+
+
+def test_a_deleted_pod_whose_successor_has_run_asks_for_nothing() -> None:
+    """The kubelet admits pods in their order. PodResources would answer for the successor."""
+    plain = a_container(count=0)
+    ran = msgspec.structs.replace(plain, has_run=True)
+    grave = named_pod(1, uid=named_pod(9).uid)
+
+    assert [] == asked(scene_of(named_pod(1, containers=(ran,)), gone=(grave,)))
+    assert asked(scene_of(named_pod(1, containers=(plain,)), gone=(grave,)))
+
+
+def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one() -> None:
+    pods = many(30)
+    rows = tuple(map(row_of, pods))
+    scene = a_scene(*pods, rows=rows)
+    scene = changed(scene, kubelet=KubeletStart(YOUNG, begun=frozenset()))
+    assert ask(scene) == Question(Ask.RECORDS)
+
+    recorded = frozenset(row.key for row in rows[:12])
+    scene = changed(scene, recorded=recorded, records_read=True)
+    assert ask(scene) == Question(Ask.KUBELET, (pods[12].key,))
+    scene = knowing(scene, absent=pods[12:14])
+
+    assert granted(knowing(scene, holding(pods[14]))).candidate.row == rows[14]
+
+
+def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_them() -> None:
+    """Anybody can make pods that pass for static ones; those stay while something holds them."""
+    forged = tuple(msgspec.structs.replace(pod, static=True) for pod in many(60))
+    stray = named_pod(61, created=NOON.replace(hour=13))
+    scene = changed(a_scene(*forged, stray), records_read=True)
+
+    assert ask(scene) == Question(Ask.KUBELET, (stray.key,))
+    refused_by(
+        changed(knowing(scene, holding(stray)), waited=True, node_read=True), RefusalReason.NO_LOCK
+    )
+
+
+def test_an_answer_with_ids_for_a_later_container_is_not_about_a_pod_that_begins() -> None:
+    pod = named_pod(1, containers=(a_container(name="first"), a_container()))
+    booked = holding(pod, main=f"{G1}-0")
+    row = row_of(pod, key=ContainerKey(pod.uid, "first"))
+
+    refused_by(changed(knowing(a_scene(pod), booked), listed=True), RefusalReason.NO_POD_ADMITTED)
+    again = changed(knowing(a_scene(pod, rows=(row,)), booked), listed=True)
+    assert granted(again).candidate.row == row

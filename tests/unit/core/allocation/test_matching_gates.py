@@ -17,6 +17,7 @@ from tests.builders import (
     a_health,
     a_lock,
     a_pod,
+    a_share,
     a_shared_gpu,
     an_inventory,
 )
@@ -230,6 +231,12 @@ TABLE = {
         RefusalReason.WRONG_NODE,
         admitting(a_pod(name="train-1", annotations=annotated(node="node-9"))),
         "node-9",
+        AGAIN,
+    ),
+    "it names no node": RefusalCase(
+        RefusalReason.WRONG_NODE,
+        admitting(named_pod(1, annotations={}, groups=((a_share(uuid=G1),),))),
+        "of node none",
         AGAIN,
     ),
     "groups and containers differ": RefusalCase(

@@ -5,7 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.allocate.match import UNREAD, Ask, Evidence, Question, rejected_pod
+from agent.allocate.match import UNREAD, Ask, Evidence, KubeletStart, Question, rejected_pod
 from agent.cluster import Phase, PodTable
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import Ledger, Row
@@ -219,3 +219,20 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
     assert ask(again) == Question(Ask.PODS)
     namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
     assert ask(changed(namesake, recorded=frozenset({row.key}))) == Question(Ask.POD, (pod.key,))
+
+
+def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one() -> None:
+    started = dead_pod(3, annotations={})
+    scene = knowing(a_scene(started, POD, lock=POD), holding(POD), holding(started))
+    scene = changed(scene, listed=True, alone=True)
+
+    def asked_since(moment: dt.datetime) -> Evidence:
+        return changed(scene, kubelet=KubeletStart(NOW_KUBELET, asks_since=moment))
+
+    assert granted(asked_since(POD.created)).candidate.pod == POD
+    late = asked_since(POD.created + dt.timedelta(seconds=1))
+    refused_by(late, RefusalReason.MANY_PODS_ADMITTED)
+    newer = named_pod(4, created=POD.created + dt.timedelta(seconds=1))
+    beside = knowing(a_scene(started, POD, newer, lock=newer), holding(POD), holding(started))
+    beside = changed(knowing(beside, holding(newer)), listed=True, alone=True, kubelet=late.kubelet)
+    assert granted(beside).candidate.pod == newer

@@ -1,6 +1,7 @@
 """Room on a GPU: Kubernetes' arithmetic, and never more than is registered."""
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,21 @@ def test_init_containers_count_by_their_peak_and_no_memory_means_all_of_it():
 
     assert GpuUse(500, 50) == pod_use([*inits, claim(mib=100)], GPU)
     assert GpuUse(1000, 10) == pod_use([claim(mib=0)], GPU)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("i20 s10 a5", 20), ("s10 i20 s7 a5", 30), ("s0 i20 s10 a15", 25)]
+)
+def test_a_sidecar_runs_beside_what_starts_after_it_in_whatever_order_they_come(text, mib):
+    roles = {"s": Role.SIDECAR, "i": Role.INIT, "a": Role.APP}
+    claims = [
+        RoomClaim(
+            a_pod_uid(1), roles[word[0]], (Share(G1, int(word[1:]), 0),) * (word[1:] != "0"), place
+        )
+        for place, word in enumerate(text.split())
+    ]
+
+    assert mib == pod_use(claims, GPU).memory_mib == pod_use(claims[::-1], GPU).memory_mib
 
 
 def test_limits_that_an_earlier_version_set_count_until_the_row_goes():

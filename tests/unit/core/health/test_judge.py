@@ -185,3 +185,18 @@ def test_what_a_cool_down_still_needs_is_said(history, wanted):
 )
 def test_what_happened_is_told_without_what_is_to_be_done(history, happened):
     assert happened == past(after(history)[0])
+
+
+def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_hours():
+    health, now, rests = Health(Condition.OK, since=NOON), 0.0, []
+    for _ in range(7):
+        report = DriverEvent(EventKind.XID, G1, 54)
+        health = judge.judge(health, report, later(now), SETTINGS)
+        began = now
+        while health.ill:
+            now += 10.0
+            health = judge.judge(health, PASSED, later(now), SETTINGS)
+        rests.append(now - began)
+        now += 60.0
+
+    assert [600.0, 1200.0, 2400.0, 4800.0, 7200.0, 7200.0, 7200.0] == rests

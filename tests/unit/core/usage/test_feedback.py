@@ -82,6 +82,17 @@ def test_the_end_releases_whom_this_process_held_back_or_limited_and_nobody_else
     } == release
 
 
+def test_a_new_process_limits_its_like_but_holds_nobody_back():
+    """HAMi-core writes a kernel's time at its start, also in a probe with `nvidia-smi`."""
+    probed = a_region(G1, recent_kernel=0, last_kernel=NOON)
+    high = a_region(G1, priority=0, recent_kernel=0, last_kernel=NOON)
+    users = {"high": a_user(high, priority=0), "low": a_user(probed), "other": a_user(probed)}
+
+    _, release = feedback(users, NOON)
+
+    assert dict.fromkeys(("low", "other"), RegionChange(is_limiting=False)) == release
+
+
 # Feedback decides as HAMi's monitor did on the same regions.
 
 CASES = load_cases("feedback")
