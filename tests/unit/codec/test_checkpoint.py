@@ -11,6 +11,7 @@ from agent.errors import StateCorrupt
 from agent.ledger import Ledger, Row, State
 from agent.model import Health
 from agent.state import VERSION, decode_state, encode_state
+from tests.builders import a_uuid
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
 FORMER = GOLDEN.with_name("state-version-1-of-0.1.json")
@@ -79,6 +80,13 @@ def test_a_file_from_before_a_key_of_health_reads_without(key, default):
     }
 
     assert msgspec.structs.replace(state, health=ill) == decode_state(a_file(data))
+
+
+def test_the_health_of_every_gpu_is_kept():
+    (one,) = a_full_state().health.values()
+    state = State(health={a_uuid(number): one for number in range(8)})
+
+    assert state.health == decode_state(encode_state(state)).health
 
 
 def test_every_flipped_bit_is_noticed():

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.cluster import PodTable
 from agent.health.judge import switched_off
 from agent.ledger import Ledger
 from agent.model import NO_INDEX, Condition, Health, Inventory
-from agent.report import gpu_degraded, gpu_events
+from agent.report import gpu_degraded, gpu_events, pods_holding
 from tests.builders import NOON, a_gpu, a_health, a_row, a_share, a_shared_gpu, a_uuid, an_inventory
 
 LATER = NOON + dt.timedelta(hours=1)
@@ -142,3 +143,14 @@ def test_the_condition_says_which_gpus_are_not_served_and_since_when(gpus, statu
     found = gpu_degraded(an_inventory(gpus=gpus), LATER)
 
     assert (status, message, since) == (found.status, found.message, found.since)
+
+
+def test_while_the_pods_are_not_known_each_row_holds_its_gpu():
+    row = a_row()
+
+    held = [
+        pods_holding(Ledger((row,)), row.gpus, PodTable(synced=True, stale=stale))
+        for stale in (False, True)
+    ]
+
+    assert [(), ("team-a/train-0",)] == held
