@@ -111,6 +111,23 @@ async def test_a_frame_older_than_a_look_does_not_take_back_what_the_look_saw():
             await asyncio.sleep(0.6)
 
 
+async def test_a_list_from_before_what_the_watch_showed_takes_nothing_back():
+    class LateApi(FakeApi):
+        async def list_pods(self):
+            found = await super().list_pods()
+            await asyncio.sleep(1)
+            return found
+
+    api = LateApi()
+    async with following(api, settle=2) as room, asyncio.TaskGroup() as group:
+        group.create_task(room.pods.refresh())
+        await asyncio.sleep(0.5)
+        api.put_pod(ONE)
+        await asyncio.sleep(1)
+
+        assert ["one"] == room.names
+
+
 async def test_a_watch_that_ends_goes_on_where_it_was_without_a_list():
     async with following_one() as (api, room):
         await asyncio.sleep(400)
