@@ -25,7 +25,7 @@ MEASURED: Final = pytest.StashKey[Table]()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real time, and one event loop for all: the machine outlives a test."""
-    on_real_time(items, HERE, 180, one_loop=True)
+    on_real_time(items, HERE, 300, one_loop=True)
 
 
 def pytest_terminal_summary(
