@@ -389,6 +389,7 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     for stone in evidence.table.tombstones:
         pod, is_recent = stone.pod, dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
         is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS
+        # Nearly all deleted pods were answered; only for the others all pods are gone through.
         if not is_recent or is_answered or evidence.ledger.rows_of(pod.uid):
             continue
         if pod.terminal or not pod.gpu_containers:

@@ -26,6 +26,7 @@ def runbook_text(name: str) -> str:
     if of_xid := re.fullmatch("(?:H-|XID ?)?([0-9]{1,5})", asked):
         number, text = int(of_xid[1]), known["H-NNN"][1].partition("\n")[2]
         title = f"{xid_name(number)}; class {xid_class(number)}"
+        # A return to the bus counts as its reset, and only a reboot brings that.
         title += ": reboot the node" if number == FELL_OFF_THE_BUS else ""
         text = f"H-{number:03} XID {number}: {title}\n{text}"
     if not text:
