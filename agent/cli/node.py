@@ -28,7 +28,7 @@ from agent.cli.connections import (
 from agent.cli.main import TABLE, Exit, NotThere, Subparsers, add_output, code_of, fail, typed
 from agent.cli.output import answer
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, StateError
+from agent.errors import AgentError, ApiConflict, ApiError, ApiNotFound, SettingsError, StateError
 from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
 from agent.host.system import LockFile, Worker, host_name
@@ -57,7 +57,7 @@ EFFECTS: Final = {
 _NEEDS: Final = (
     " It needs the rights to get and patch nodes; the agent's own account may not write this "
     "annotation. Exits 0 also if there is nothing to change, 1 if it was refused or the Node "
-    "changed meanwhile, 3 if the API server does not answer, 4 if there is no such GPU."
+    "changed at each of five tries, 3 if the API server does not answer, 4 if there is no such GPU."
 )
 
 DESCRIPTIONS: Final = {
@@ -214,32 +214,48 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         read = await looked(Sources(None, environ, {}, host_name()))
         args.node = read.taken().settings().node
 
-    on = args.verb == "cordon"
     # Another field manager: what an operator writes does not count as an agent's.
     async with open_session(connection, "hami-agent-cordon") as session:
-        api = KubeApi(session, args.node)
-        seen = await api.get_node()
-        if seen is None:
-            raise NotThere(f"the API server knows no Node {args.node}: name it with --node")
+        gpu, is_changed = await _write(KubeApi(session, args.node), args)
 
-        gpu, listed = _named(seen, args.gpu), read_cordon(seen.annotations.get(CORDON))
-        is_changed = (gpu.uuid in listed) is not on
-        said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
-
-        if is_changed:
-            kept = [*(uuid for uuid in listed if uuid != gpu.uuid), *[gpu.uuid] * on]
-            changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
-            changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
-            # The write is refused if the Node changed since: what others wrote in between is kept.
-            await api.annotate_node(changes, seen.resource_version)
-            state = "cordoned" if on else "no longer cordoned"
-            said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
+    on = args.verb == "cordon"
+    said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
+    if is_changed:
+        state = "cordoned" if on else "no longer cordoned"
+        said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
 
     data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": on}
     data["changed"], source = is_changed, f"API server by {connection.source}"
     told = [f"GPU {gpu.words} of Node {args.node} {said}"]
     answer(args.output, "Cordon", data, told, source=source)
     return Exit.OK
+
+
+async def _write(
+    api: KubeApi, args: argparse.Namespace, tries: int = 5
+) -> tuple[ReportedGpu, bool]:
+    """The GPU, and whether the Node was written. Raises NotThere, ApiError."""
+    on = args.verb == "cordon"
+    seen = await api.get_node()
+    if seen is None:
+        raise NotThere(f"the API server knows no Node {args.node}: name it with --node")
+
+    gpu, listed = _named(seen, args.gpu), read_cordon(seen.annotations.get(CORDON))
+    if (gpu.uuid in listed) is on:
+        return gpu, False
+
+    kept = [*(uuid for uuid in listed if uuid != gpu.uuid), *[gpu.uuid] * on]
+    changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
+    changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
+    try:
+        # Refused if the Node changed since it was read, so that what others wrote is kept. Kubelets
+        # and schedulers write it often: it is read again.
+        await api.annotate_node(changes, seen.resource_version)
+    except ApiConflict:
+        if tries == 1:
+            raise
+        return await _write(api, args, tries - 1)
+    return gpu, True
 
 
 def _named(node: NodeView, name: str) -> ReportedGpu:

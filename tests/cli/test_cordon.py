@@ -111,20 +111,24 @@ async def test_without_an_api_server_it_says_so(tmp_path, capsys):
     assert "'a/b' is not an index or a UUID" in no_gpu
 
 
-async def test_a_change_between_read_and_write_is_kept_and_told(tmp_path, monkeypatch, capsys):
-    plain = KubeApi.get_node
+@pytest.mark.parametrize(("changes", "code"), [(1, 0), (4, 0), (5, 1)])
+async def test_what_others_write_between_read_and_write_is_kept_and_the_write_made_again(
+    changes, code, tmp_path, monkeypatch, capsys
+):
+    plain, others = KubeApi.get_node, [f"GPU-{number}" for number in range(changes)]
 
     async def get_node(api: KubeApi):
         seen = await plain(api)
-        world.edit_node({CORDON: "GPU-2"})
+        if others:
+            world.edit_node({CORDON: others.pop()})
         return seen
 
     async with a_world(tmp_path) as world:
         monkeypatch.setattr(KubeApi, "get_node", get_node)
-        assert 1 == await run(world, "cordon", "0")
+        assert code == await run(world, "cordon", "0")
 
-        assert "GPU-2" == world.node_annotations()[CORDON]
-    assert "patch nodes" in capsys.readouterr().err
+        assert f"GPU-0{f',{G1}' * (code == 0)}" == world.node_annotations()[CORDON]
+    assert ("patch nodes" in capsys.readouterr().err) is (code == 1)
 
 
 async def test_json_says_what_was_done(tmp_path, capsys):
