@@ -4,7 +4,7 @@ The kubelet runs what the chart says: user, capabilities, seccomp, read-only roo
 the token with the node's name in it. Only the GPUs are simulated. The tests go on from each other's
 release; a test that finds none installs it.
 
-The image is `build/image/small/hami-agent.oci.tar`, or what HAMI_IMAGE_ARCHIVE names. What lies
+The image is that of a release that was built, or `build/image/small/hami-agent.oci.tar`. What lies
 there is not built again: after a change of the agent, run deploy/image/build.
 """
 
