@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 import structlog
@@ -35,6 +35,7 @@ from agent.model import (
     Trouble,
 )
 from agent.sandbox import hardware_talk as talk
+from agent.sandbox.hardware_talk import GpuRow, HardwareReply, HardwareRequest
 
 DRIVER_VERSION: Final = "570.148.08"
 UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
@@ -441,7 +442,7 @@ async def _refuse_a_second(socket_path: Path) -> None:
     with contextlib.suppress(talk.HardwareUnreachable):
         with contextlib.suppress(talk.HardwareSilent, TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                await talk.ask(socket_path, talk.ListRequest())
+                await talk.ask(socket_path, HardwareRequest("list"))
         raise PermissionFault(
             f"{socket_path}: another simulation serves this socket; stop it first"
         )
@@ -473,77 +474,51 @@ class _Conversation:
                     await self._send(await self._answer(line))
             except ValueError:
                 text = f"a request is longer than {talk.REQUEST_LIMIT} bytes; closing"
-                await self._send(talk.FailedReply("malformed", text))
+                await self._send(HardwareReply(text, "malformed"))
         self._writer.close()
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 await self._writer.wait_closed()
 
-    async def _answer(self, line: bytes) -> talk.Reply:
+    async def _answer(self, line: bytes) -> HardwareReply:
         try:
             request = talk.decode_request(line)
-        except msgspec.MsgspecError as error:
-            return talk.FailedReply("malformed", f"not a request: {cap(str(error))}")
-        try:
-            if isinstance(request, talk.DriverRequest):
+            if request.verb in get_args(talk.DriverCall):
                 return await self._drive(request)
-            return self._control(request)
+            return _control(self._hardware, request)
+        except msgspec.MsgspecError as error:
+            return HardwareReply(f"not a request: {cap(str(error))}", "malformed")
         except SilentGpuError as error:
             is_lost = error.outcome is ProbeOutcome.LOST
-            return talk.FailedReply("lost" if is_lost else "needs-reset", str(error))
+            return HardwareReply(str(error), "lost" if is_lost else "needs-reset")
         except AgentError as error:
             is_unknown = isinstance(error, UnknownGpuError)
-            return talk.FailedReply("unknown-gpu" if is_unknown else "refused", str(error))
+            return HardwareReply(str(error), "unknown-gpu" if is_unknown else "refused")
 
-    async def _drive(self, request: talk.DriverRequest) -> talk.Reply:
+    async def _drive(self, request: HardwareRequest) -> HardwareReply:
         """Answer a request of the driver; wait while the driver hangs."""
-        await self._hardware.until_answering()
-        match request:
-            case talk.ScanRequest():
-                return talk.ScanReply(self._hardware.scan())
-            case talk.ProbeRequest(gpu=gpu):
-                return talk.ProbeReply(self._hardware.probe(gpu))
-            case talk.SampleRequest(gpu=gpu):
-                return talk.SampleReply(self._hardware.sample(gpu))
-            case talk.EventsRequest():
+        hardware, uuid = self._hardware, GpuUuid(request.gpu)
+        await hardware.until_answering()
+        match request.verb:
+            case "scan":
+                return HardwareReply("", scan=hardware.scan())
+            case "probe":
+                return HardwareReply("", probe=hardware.probe(uuid))
+            case "sample":
+                return HardwareReply("", sample=hardware.sample(uuid))
+            case _:
                 await self._stream()
                 raise _GoneError
-
-    def _control(self, request: talk.ControlRequest) -> talk.Reply:
-        """Perform a request of a person at once. Raises UnknownGpuError, HardwareError."""
-        hardware = self._hardware
-        match request:
-            case talk.HangRequest(seconds=seconds):
-                hardware.hang(seconds)
-                log.info("simulation.hang", seconds=seconds)
-                return talk.DoneReply(f"the driver answers nothing for {seconds:g} s")
-            case talk.ListRequest():
-                rows = tuple(_row(state) for state in hardware.states)
-                return talk.DoneReply(f"{len(rows)} GPUs", rows)
-            case talk.XidRequest(gpu=gpu, xid=number):
-                what, state = f"reported XID {number}", hardware.xid(gpu, number)
-            case talk.LoseRequest(gpu=gpu):
-                what, state = "is lost", hardware.lose(gpu)
-            case talk.RefuseRequest(gpu=gpu):
-                what, state = "answers no more until it is reset", hardware.refuse(gpu)
-            case talk.RestoreRequest(gpu=gpu):
-                what, state = "is being restored", hardware.restore(gpu)
-            case talk.RemoveRequest(gpu=gpu):
-                what, state = "is unplugged", hardware.remove(gpu)
-            case _:
-                what, state = "is plugged in", hardware.add(request.profile)
-        log.info("simulation.action", gpu=state.gpu.uuid, what=what, state=state.words)
-        return talk.DoneReply(f"GPU {state.gpu.index} ({state.gpu.uuid}) {what}", (_row(state),))
 
     async def _stream(self) -> None:
         """Send events while the peer is connected. Ignore what it sends."""
         cursor = self._hardware.subscribe()
-        await self._send(talk.EventReply())
+        await self._send(talk.STREAM_BEGINS)
 
         async def pump() -> None:
             while True:
                 for event in await cursor.next():
-                    await self._send(talk.EventReply(event))
+                    await self._send(HardwareReply("", event=event))
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -554,20 +529,39 @@ class _Conversation:
         except* ConnectionError:
             log.debug("simulation.peer_gone")
 
-    async def _send(self, reply: talk.Reply) -> None:
+    async def _send(self, reply: HardwareReply) -> None:
         self._writer.write(talk.encode(reply))
         await self._writer.drain()
 
 
-def _row(state: SimulatedGpu) -> talk.GpuRow:
+def _control(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
+    """Do what a person asks for at once. Raises UnknownGpuError, HardwareError."""
+    match request.verb:
+        case "hang":
+            hardware.hang(request.seconds)
+            log.info("simulation.hang", seconds=request.seconds)
+            return HardwareReply(f"the driver answers nothing for {request.seconds:g} s")
+        case "list":
+            rows = tuple(_row(state) for state in hardware.states)
+            return HardwareReply(f"{len(rows)} GPUs", gpus=rows)
+        case "xid":
+            what = f"reported XID {request.xid}"
+            state = hardware.xid(request.gpu, request.xid)
+        case "lose":
+            what, state = "is lost", hardware.lose(request.gpu)
+        case "refuse":
+            what, state = "answers no more until it is reset", hardware.refuse(request.gpu)
+        case "restore":
+            what, state = "is being restored", hardware.restore(request.gpu)
+        case "remove":
+            what, state = "is unplugged", hardware.remove(request.gpu)
+        case _:
+            what, state = "is plugged in", hardware.add(request.profile)
+    log.info("simulation.action", gpu=state.gpu.uuid, what=what, state=state.words)
+    return HardwareReply(f"GPU {state.gpu.index} ({state.gpu.uuid}) {what}", gpus=(_row(state),))
+
+
+def _row(state: SimulatedGpu) -> GpuRow:
     gpu = state.gpu
-    return talk.GpuRow(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        memory_mib=gpu.memory_mib,
-        pci=gpu.pci,
-        numa=gpu.numa,
-        state=state.words,
-        xids=state.xids,
-    )
+    shown = {name: getattr(gpu, name) for name in ("index", "uuid", "name", "memory_mib", "pci")}
+    return GpuRow(**shown, numa=gpu.numa, state=state.words, xids=state.xids)

@@ -82,7 +82,7 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
     ("answer", "said"),
     [
         (b"", "ended the connection"),
-        (b'{"reply":"event"}\n', "did not answer as a simulation"),
+        (b'{"event":null}\n', "is not one of simulated hardware"),
         (None, "did not answer within 0.5 s"),
     ],
 )

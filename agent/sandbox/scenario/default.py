@@ -16,7 +16,7 @@ from agent.kit.timing import SystemClock
 from agent.model import MIB, Share
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
-from agent.sandbox.hardware_talk import XidRequest, ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, scrape
 from agent.sandbox.scenario.facts import (
     answers,
@@ -298,7 +298,7 @@ async def lose_gpu(stage: Stage) -> None:
     before = starts(cluster, stage.placed)
     stage.record.note(f"XID 79 on GPU {index}, which pod {victim} uses")
     begun = stage.now
-    await ask(cluster.places.hardware_socket, XidRequest(gpu=share.uuid, xid=FALLEN))
+    await ask(cluster.places.hardware_socket, HardwareRequest("xid", share.uuid, FALLEN))
     await _offered(stage, "xid.allocatable", begun, "xid_to_kubelet")
     await stage.until(
         "xid.annotation", lambda: _ill(stage) == [index], lambda: f"unhealthy: {_ill(stage)}"
