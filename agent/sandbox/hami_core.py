@@ -2,7 +2,8 @@
 
 It writes the same bytes as HAMi-core's own code, in the order that matters to a reader.
 Source: HAMi-core src/multiprocess/multiprocess_memory_limit.c and
-multiprocess_utilization_watcher.c at the commits that HAMi's releases pin.
+multiprocess_utilization_watcher.c at the commit that HAMi 2.9.0 pins. Older libraries have other
+layouts, which agent/hami/region.py reads; files that they wrote are its vectors.
 """
 
 import datetime as dt
@@ -12,19 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from agent.hami.region import (
-    MAGIC,
-    MAX_GPUS,
-    MAX_PROCESSES,
-    UUID_SIZE,
-    V0,
-    V1_1,
-    V1_1S,
-    V1_2,
-    RegionOffsets,
-)
+from agent.hami.region import MAGIC, MAX_GPUS, MAX_PROCESSES, UUID_SIZE, V1_2
 
 MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"
 CORE_LIMIT: Final = "CUDA_DEVICE_SM_LIMIT"
@@ -33,59 +22,16 @@ POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"
 UNLIMITED: Final = 100
 """Percent of compute from which on there is no limit."""
 SWEEP: Final = 10
-"""Slots of killed processes that one start removes at most, from HAMi 2.8.1 on."""
+"""Slots of killed processes that one start removes at most."""
+SEMAPHORES: Final = (24, 2008920)
+SEQLOCK: Final = 1936
+"""The offset in a slot."""
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _NUMBER: Final = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _PURPOSES: Final = {"context": 0, "module": 8, "data": 16}
 _TOTAL: Final = 32
 CORE_LIMITS: Final = 8 * MAX_GPUS
 """From the memory limits to the limits of the cores."""
-
-
-class HamiCoreLibrary(msgspec.Struct, frozen=True):
-    """The libvgpu.so of some releases of HAMi.
-
-    - `semaphores`: the offsets of the region's semaphores.
-    - `seqlock`: the offset in a slot, from 2.8.1 on. A process that ends then leaves its slot, and
-      a launch that needs no limit does not wait.
-    - `is_latched`: a process obeys the utilisation switch of its start.
-    - `is_losing`: a process does not notice that its own first sweep moved its slot.
-    """
-
-    offsets: RegionOffsets
-    semaphores: tuple[int, ...]
-    seqlock: int | None = None
-    is_latched: bool = False
-    is_losing: bool = False
-
-    @property
-    def is_seqlocked(self) -> bool:
-        """Whether it has a seqlock."""
-        return self.seqlock is not None
-
-    def is_limited(self, core_limit: int, policy: str, *, at_start: bool, now: bool) -> bool:
-        """Whether a launch takes tokens. The last two: the switch at the process's start, and now.
-
-        Source: rate_limiter, as the next.
-        """
-        if core_limit >= UNLIMITED:
-            return False
-        if policy in ("force", "disable"):
-            return policy == "force"
-        return at_start if self.is_latched else now
-
-    def after_launch(self, recent_kernel: int, *, is_limited: bool) -> int | None:
-        """recent_kernel after a launch; None: the launch is held back."""
-        if self.is_seqlocked and not is_limited:
-            return recent_kernel
-        return None if recent_kernel < 0 else 2
-
-
-HAMI_2_4_0: Final = HamiCoreLibrary(V0, (16,))
-HAMI_2_8_0: Final = HamiCoreLibrary(V1_1, (24,))
-HAMI_2_8_1: Final = HamiCoreLibrary(V1_1S, (24, 56), seqlock=8, is_latched=True, is_losing=True)
-HAMI_2_8_2: Final = HamiCoreLibrary(V1_2, (24, 2008920), seqlock=1936, is_latched=True)
-HAMI_2_9_0: Final = msgspec.structs.replace(HAMI_2_8_2, is_latched=False)
 
 
 def limit_of(text: str) -> int:
@@ -106,10 +52,10 @@ def limit_of(text: str) -> int:
 class HamiCoreRegion:
     """The region at `path`, for the processes of one container."""
 
-    def __init__(self, path: Path, library: HamiCoreLibrary) -> None:
+    offsets: Final = V1_2
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.library = library
-        self.offsets = library.offsets
 
     def create(self, environment: Mapping[str, str]) -> None:
         """Make the region with the limits of the environment, unless it exists."""
@@ -119,13 +65,12 @@ class HamiCoreRegion:
         if self.path.stat().st_size:
             return
         self.put(offsets.size, "B", 0)
-        if offsets.version:
-            self.put(4, "II", *offsets.version)
+        self.put(4, "II", *(offsets.version or ()))
         limits = [_limit(environment, MEMORY_LIMIT, i) for i in range(MAX_GPUS)]
         self.put(offsets.memory_limits, "16Q", *limits)
         limits = [_limit(environment, CORE_LIMIT, i) or 100 for i in range(MAX_GPUS)]
         self.put(offsets.memory_limits + CORE_LIMITS, "16Q", *limits)
-        for semaphore in self.library.semaphores:
+        for semaphore in SEMAPHORES:
             self.put(semaphore, "III", 1, 0, 0x80)
         priority = re.match(r"\s*[+-]?\d+", environment.get(PRIORITY, "1"))
         self.put(offsets.tail, "iiii", 0, 1, 2, int(priority.group()) if priority else 0)
@@ -145,8 +90,7 @@ class HamiCoreRegion:
         `pid`: in the container. Raises RuntimeError if there is no slot left: the process exits.
         """
         self.create(environment)
-        if self.offsets.version:
-            self.put(self.offsets.tail + 16, "Q", int(now.timestamp()))
+        self.put(self.offsets.tail + 16, "Q", int(now.timestamp()))
         pids = self.pids()
         if pid not in pids:
             if len(pids) == MAX_PROCESSES:
@@ -157,15 +101,14 @@ class HamiCoreRegion:
         self.put(slot + self.offsets.utilisation, f"{MAX_GPUS * self.offsets.utilisation_size}x")
         self.put(slot, "i", pid)
         self.put(slot + self.offsets.status, "i", 1)
-        self.sweep({0, *dead} if self.library.is_seqlocked else dead)
-        kept = slot if self.library.is_losing else self.slot_of(pid)
-        return HamiCoreProcess(self, pid, kept, environment.get(POLICY, ""))
+        self.sweep({0, *dead})
+        return HamiCoreProcess(self, pid, environment.get(POLICY, ""))
 
     def sweep(self, dead: Collection[int]) -> None:
         """Remove slots of these PIDs: the last slot takes the place, and its own bytes stay."""
         index = removed = 0
         while index < len(pids := self.pids()):
-            if pids[index] not in dead or (self.library.is_seqlocked and removed == SWEEP):
+            if pids[index] not in dead or removed == SWEEP:
                 index += 1
                 continue
             last = self._bytes(self._slot(len(pids) - 1), self.offsets.slot_size)
@@ -205,21 +148,15 @@ class HamiCoreRegion:
 class HamiCoreProcess:
     """A process of the container that uses CUDA. One that is killed is simply used no more.
 
-    From 2.8.1 on it keeps the place of its slot: it never notices that another moved the slot.
+    It keeps the place of its slot: it never notices that another moved the slot.
     """
 
-    def __init__(self, region: HamiCoreRegion, pid: int, kept: int, policy: str) -> None:
+    def __init__(self, region: HamiCoreRegion, pid: int, policy: str) -> None:
         self._region = region
-        self._kept = kept
         self._offsets = region.offsets
         self._policy = policy.lower() if policy in (policy.lower(), policy.upper()) else ""
-        self._latched = self._is_limiting()
+        self._slot = region.slot_of(pid)
         self.pid = pid
-
-    @property
-    def _slot(self) -> int:
-        """Where it writes what it uses."""
-        return self._kept if self._region.library.is_seqlocked else self._found
 
     @property
     def _found(self) -> int:
@@ -241,9 +178,8 @@ class HamiCoreProcess:
 
     def _lock(self) -> None:
         """Make the seqlock odd, or even again."""
-        if (offset := self._region.library.seqlock) is not None:
-            seqlock = self._slot + offset
-            self._region.put(seqlock, "Q", self._region.get(seqlock, "Q") + 1)
+        seqlock = self._slot + SEQLOCK
+        self._region.put(seqlock, "Q", self._region.get(seqlock, "Q") + 1)
 
     def die_while_writing(self, gpu: int, size: int) -> None:
         """Add to the use, and be killed before the sum is written."""
@@ -264,22 +200,18 @@ class HamiCoreProcess:
 
         Source: pre_launch_kernel and rate_limiter.
         """
-        region, recent_kernel = self._region, self._offsets.tail + 8
-        if self._offsets.version:
-            region.put(self._offsets.tail + 16, "Q", int(now.timestamp()))
-        is_limited = region.library.is_limited(
-            region.get(self._offsets.memory_limits + CORE_LIMITS + 8 * gpu, "Q"),
-            self._policy,
-            at_start=self._latched,
-            now=self._is_limiting(),
+        region, tail = self._region, self._offsets.tail
+        region.put(tail + 16, "Q", int(now.timestamp()))
+        limit = region.get(self._offsets.memory_limits + CORE_LIMITS + 8 * gpu, "Q")
+        is_limiting = self._policy == "force" or (
+            self._policy != "disable" and region.get(tail + 4, "i") != 0
         )
-        after = region.library.after_launch(region.get(recent_kernel, "i"), is_limited=is_limited)
-        if after is not None:
-            region.put(recent_kernel, "i", after)
-        return after is not None
-
-    def _is_limiting(self) -> bool:
-        return self._region.get(self._offsets.tail + 4, "i") != 0
+        if limit >= UNLIMITED or not is_limiting:
+            return True
+        if region.get(tail + 8, "i") < 0:
+            return False
+        region.put(tail + 8, "i", 2)
+        return True
 
     def suspend(self) -> None:
         """Take SIGUSR2."""
@@ -287,13 +219,9 @@ class HamiCoreProcess:
 
     def exit(self) -> None:
         """End in the normal way."""
-        slot, offsets = self._found, self._offsets
-        if self._region.library.is_seqlocked:
-            self._region.put(slot, "i", 0)
-            self._region.put(slot + offsets.status, "i", 0)
-            return
-        self._region.put(slot + offsets.used, f"{offsets.status - offsets.used}x")
-        self._region.sweep({self.pid})
+        slot = self._found
+        self._region.put(slot, "i", 0)
+        self._region.put(slot + self._offsets.status, "i", 0)
 
 
 def _limit(environment: Mapping[str, str], variable: str, index: int) -> int:

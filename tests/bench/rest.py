@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.sandbox.hami_core import HAMI_2_9_0, MEMORY_LIMIT, HamiCoreRegion
+from agent.sandbox.hami_core import MEMORY_LIMIT, HamiCoreRegion
 from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.usage import HostRegions, use_of
@@ -92,7 +92,7 @@ def _containers(top: Path, node: ProcNode) -> Iterator[str]:
         name = f"{uid}_main"
         directory = top / "vgpu/containers" / name
         directory.mkdir(parents=True)
-        region = HamiCoreRegion(directory / "usage.cache", HAMI_2_9_0)
+        region = HamiCoreRegion(directory / "usage.cache")
         for pid in PIDS[:2]:
             process = region.start(pid, {MEMORY_LIMIT: "8g"}, NOW)
             for gpu in range(len(GPUS)):

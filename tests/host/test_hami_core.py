@@ -13,15 +13,7 @@ import msgspec
 import pytest
 
 from agent.hami.region import Region, RegionChange, RegionProcess, read_region
-from agent.sandbox.hami_core import (
-    HAMI_2_4_0,
-    HAMI_2_8_0,
-    HAMI_2_8_1,
-    HAMI_2_9_0,
-    SWEEP,
-    HamiCoreProcess,
-    HamiCoreRegion,
-)
+from agent.sandbox.hami_core import SWEEP, HamiCoreProcess, HamiCoreRegion
 from tests.host.core_space import (
     BESIDE_LIBRARY,
     LIBRARY,
@@ -114,13 +106,12 @@ async def test_launches_of_a_limited_container_are_held_below_zero(container: Co
 
 
 NOW: Final = dt.datetime(2026, 11, 26, tzinfo=dt.UTC)
-MODELS: Final = {"v0": HAMI_2_4_0, "v1.1": HAMI_2_8_0, "v1.1s": HAMI_2_8_1, "v1.2": HAMI_2_9_0}
 
 
 async def test_the_model_of_the_library_leaves_the_same_region(
     container: CoreContainer, tmp_path: Path
 ):
-    """All on one GPU: the library of 2.4.0 takes the size of a context from the last one's list."""
+    """All on one GPU."""
     pair = Pair(container, tmp_path / "model.cache")
     killed = await pair.start()
     moved, left, last = [await pair.start() for _ in range(3)]
@@ -177,7 +168,9 @@ class Pair:
         region = await self._container.read()
         environment = self._container.environment(CUDA_DEVICE_MEMORY_LIMIT_0="16g")
         if not self.models:
-            self.model = HamiCoreRegion(self._path, MODELS[region.layout])
+            if region.layout != HamiCoreRegion.offsets.layout:
+                pytest.skip(f"the model has another layout than {region.layout}")
+            self.model = HamiCoreRegion(self._path)
         model = self.model.start(process.pid, environment, NOW, dead)
         self.model.name_gpus([gpu.uuid for gpu in region.gpus])
         model.find_host_pid(process.host_pid)

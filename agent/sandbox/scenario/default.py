@@ -15,7 +15,7 @@ from agent.errors import AgentError, MalformedText, StateCorrupt
 from agent.kit.timing import SystemClock
 from agent.model import MIB, Share
 from agent.sandbox.apiserver import ApiCall
-from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
+from agent.sandbox.hami_core import HamiCoreRegion
 from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, scrape
 from agent.sandbox.scenario.facts import (
@@ -267,7 +267,7 @@ def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     cache = PurePosixPath(answer.envs[CACHE])
     mounts = {mount.container_path: mount.host_path for mount in answer.mounts}
     path = Path(mounts[str(cache.parent)]) / cache.name
-    region, now = HamiCoreRegion(path, HAMI_2_9_0), SystemClock().now()
+    region, now = HamiCoreRegion(path), SystemClock().now()
     process = region.start(PID, dict(answer.envs), now)
     region.name_gpus([share.uuid for share in gpus])
     taken = [share.memory_mib // PART for share in gpus]
