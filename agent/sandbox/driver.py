@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import aiohttp
+
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan
 from agent.sandbox import hardware_talk as talk
@@ -24,7 +26,7 @@ class SimulatedDriver:
         self._socket_path = socket_path
         self._closed = False
         self._released: set[GpuUuid] = set()
-        self._streams: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
     async def scan(self) -> Scan:
         """Describe all GPUs. Raises DriverMissing if there is no hardware, and DriverError."""
@@ -62,15 +64,13 @@ class SimulatedDriver:
         """
         self._refuse_closed()
         try:
-            async with talk.connection(self._socket_path) as (reader, writer):
-                self._streams.add(writer)
-                writer.write(talk.encode(HardwareRequest("events")))
-                reply = await talk.read_reply(reader, self._socket_path)
-                if reply != talk.STREAM_BEGINS:
+            async with talk.answering(self._socket_path, HardwareRequest("events")) as answer:
+                self._streams.add(answer)
+                if (reply := await self._next(answer)) != talk.STREAM_BEGINS:
                     raise _refused(reply)
                 if opened is not None:
                     opened()
-                while (reply := await talk.read_reply(reader, self._socket_path)).event is not None:
+                while (reply := await self._next(answer)).event is not None:
                     yield reply.event
                 raise _refused(reply)
         except (talk.HardwareUnreachable, talk.HardwareSilent) as error:
@@ -106,6 +106,9 @@ class SimulatedDriver:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise DriverError("the driver session was closed")
+
+    async def _next(self, answer: aiohttp.ClientResponse) -> HardwareReply:
+        return await talk.next_reply(answer, self._socket_path)
 
     async def _ask(self, request: HardwareRequest) -> HardwareReply:
         self._refuse_closed()

@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, get_args
 
 import msgspec
 import structlog
+from aiohttp import web
 
 from agent.errors import AgentError, PermissionFault, SettingsError, cap
 from agent.health.judge import FELL_OFF_THE_BUS, XidClass, xid_class
@@ -368,8 +369,7 @@ class EventCursor:
 
 # The server of the control socket of simulated hardware, for people and the agent's driver.
 #
-# After a malformed line the connection stays. A hung driver delays only the requests of the driver,
-# not those of people.
+# A hung driver delays only the requests of the driver, not those of people.
 
 FAREWELL: Final = 1.0
 log = structlog.get_logger(__name__)
@@ -382,44 +382,21 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
     Raises PermissionFault if the socket cannot be created or another simulation serves it.
     """
     await _refuse_a_second(socket_path)
-    with unwrapped():
-        async with asyncio.TaskGroup() as tasks, _listening(hardware, socket_path, tasks):
-            yield
 
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        reply = await _reply(hardware, await request.read())
+        if reply != talk.STREAM_BEGINS:
+            return web.Response(body=talk.encode_reply(reply))
+        cursor, response = hardware.subscribe(), web.StreamResponse()
+        await response.prepare(request)
+        await response.write(talk.encode_reply(reply))
+        while True:  # until the peer is gone, which cancels this
+            for event in await cursor.next():
+                await response.write(talk.encode_reply(HardwareReply("", event=event)))
 
-@contextlib.contextmanager
-def unwrapped() -> Iterator[None]:
-    """Raise the caller's exception itself in place of groups that have no other."""
+    server = web.Server(answer, handler_cancellation=True, access_log=None)
     try:
-        yield
-    except BaseExceptionGroup as group:
-        single: BaseException = group
-        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
-            single = single.exceptions[0]
-        if single is group:
-            raise
-        raise single from single.__cause__
-
-
-@asynccontextmanager
-async def _listening(
-    hardware: SimulatedHardware, socket_path: Path, tasks: asyncio.TaskGroup
-) -> AsyncIterator[None]:
-    conversations: set[asyncio.Task[None]] = set()
-    closing = False
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if closing:  # it had been accepted before the server was closed
-            writer.transport.abort()
-            return
-        task = tasks.create_task(_Conversation(hardware, reader, writer).run())
-        conversations.add(task)
-        task.add_done_callback(conversations.discard)
-        # A task that is cancelled before its first step closes nothing.
-        task.add_done_callback(lambda _: writer.transport.abort())
-
-    try:
-        server = await asyncio.start_unix_server(accept, socket_path, limit=talk.REQUEST_LIMIT)
+        listener = await asyncio.get_running_loop().create_unix_server(server, socket_path)
         socket_path.chmod(0o600)  # noqa: ASYNC240 -- one system call on a run directory
     except OSError as error:
         raise PermissionFault(
@@ -428,13 +405,12 @@ async def _listening(
     try:
         yield
     finally:
-        closing = True
-        for _ in range(2):  # asyncio loses a connection that it accepted just before close()
-            await asyncio.sleep(0)
-        server.close()
+        listener.close()
         socket_path.unlink(missing_ok=True)  # noqa: ASYNC240 -- one system call on a run directory
-        for task in conversations:
-            task.cancel()
+        for connection in server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await server.shutdown(FAREWELL)
 
 
 async def _refuse_a_second(socket_path: Path) -> None:
@@ -448,90 +424,35 @@ async def _refuse_a_second(socket_path: Path) -> None:
         )
 
 
-class _GoneError(Exception):
-    """The peer has closed the connection."""
+async def _reply(hardware: SimulatedHardware, body: bytes) -> HardwareReply:
+    try:
+        request = talk.decode_request(body)
+        if request.verb in get_args(talk.DriverCall):
+            return await _drive(hardware, request)
+        return _control(hardware, request)
+    except msgspec.MsgspecError as error:
+        return HardwareReply(f"not a request: {cap(str(error))}", "malformed")
+    except SilentGpuError as error:
+        is_lost = error.outcome is ProbeOutcome.LOST
+        return HardwareReply(str(error), "lost" if is_lost else "needs-reset")
+    except AgentError as error:
+        is_unknown = isinstance(error, UnknownGpuError)
+        return HardwareReply(str(error), "unknown-gpu" if is_unknown else "refused")
 
 
-class _Conversation:
-    """One connection: requests one after the other, or a stream of events."""
-
-    def __init__(
-        self,
-        hardware: SimulatedHardware,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._hardware = hardware
-        self._reader = reader
-        self._writer = writer
-
-    async def run(self) -> None:
-        """Answer until the peer closes or sends an endless line."""
-        # A peer that is gone needs no answer.
-        with contextlib.suppress(_GoneError, ConnectionError):
-            try:
-                while (line := await self._reader.readline()).endswith(b"\n"):
-                    await self._send(await self._answer(line))
-            except ValueError:
-                text = f"a request is longer than {talk.REQUEST_LIMIT} bytes; closing"
-                await self._send(HardwareReply(text, "malformed"))
-        self._writer.close()
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(FAREWELL):
-                await self._writer.wait_closed()
-
-    async def _answer(self, line: bytes) -> HardwareReply:
-        try:
-            request = talk.decode_request(line)
-            if request.verb in get_args(talk.DriverCall):
-                return await self._drive(request)
-            return _control(self._hardware, request)
-        except msgspec.MsgspecError as error:
-            return HardwareReply(f"not a request: {cap(str(error))}", "malformed")
-        except SilentGpuError as error:
-            is_lost = error.outcome is ProbeOutcome.LOST
-            return HardwareReply(str(error), "lost" if is_lost else "needs-reset")
-        except AgentError as error:
-            is_unknown = isinstance(error, UnknownGpuError)
-            return HardwareReply(str(error), "unknown-gpu" if is_unknown else "refused")
-
-    async def _drive(self, request: HardwareRequest) -> HardwareReply:
-        """Answer a request of the driver; wait while the driver hangs."""
-        hardware, uuid = self._hardware, GpuUuid(request.gpu)
-        await hardware.until_answering()
-        match request.verb:
-            case "scan":
-                return HardwareReply("", scan=hardware.scan())
-            case "probe":
-                return HardwareReply("", probe=hardware.probe(uuid))
-            case "sample":
-                return HardwareReply("", sample=hardware.sample(uuid))
-            case _:
-                await self._stream()
-                raise _GoneError
-
-    async def _stream(self) -> None:
-        """Send events while the peer is connected. Ignore what it sends."""
-        cursor = self._hardware.subscribe()
-        await self._send(talk.STREAM_BEGINS)
-
-        async def pump() -> None:
-            while True:
-                for event in await cursor.next():
-                    await self._send(HardwareReply("", event=event))
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                task = tasks.create_task(pump())
-                while await self._reader.read(talk.REQUEST_LIMIT):
-                    pass
-                task.cancel()
-        except* ConnectionError:
-            log.debug("simulation.peer_gone")
-
-    async def _send(self, reply: HardwareReply) -> None:
-        self._writer.write(talk.encode(reply))
-        await self._writer.drain()
+async def _drive(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
+    """Answer a request of the driver; wait while the driver hangs."""
+    uuid = GpuUuid(request.gpu)
+    await hardware.until_answering()
+    match request.verb:
+        case "scan":
+            return HardwareReply("", scan=hardware.scan())
+        case "probe":
+            return HardwareReply("", probe=hardware.probe(uuid))
+        case "sample":
+            return HardwareReply("", sample=hardware.sample(uuid))
+        case _:
+            return talk.STREAM_BEGINS
 
 
 def _control(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:

@@ -1,22 +1,20 @@
 """The protocol of the control socket of simulated hardware, and its client.
 
-One JSON object per line, a request or a reply; one connection per request. `hardware` has the
+A request is posted over HTTP as a JSON object; the answer has one reply a line. `hardware` has the
 server.
 """
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import aiohttp
 import msgspec
 
 from agent.errors import AgentError, cap
 from agent.model import DriverEvent, GpuSample, Probe, Scan
 
-REQUEST_LIMIT: Final = 4096
 REPLY_LIMIT: Final = 8 * 1024 * 1024
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -75,18 +73,18 @@ class HardwareReply(msgspec.Struct, frozen=True, omit_defaults=True):
 STREAM_BEGINS: Final = HardwareReply("the stream begins")
 
 
-def encode(message: HardwareRequest | HardwareReply) -> bytes:
-    """The line, newline included."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def decode_request(line: bytes) -> HardwareRequest:
-    """The request in a line. Raises msgspec.MsgspecError, whose text names the field."""
-    request = msgspec.json.decode(line, type=HardwareRequest)
+def decode_request(body: bytes) -> HardwareRequest:
+    """The request in a body. Raises msgspec.MsgspecError, whose text names the field."""
+    request = msgspec.json.decode(body, type=HardwareRequest)
     for name in REQUIRED.get(request.verb, ()):
         if not getattr(request, name):
             raise msgspec.ValidationError(f"Object missing required field `{name}`")
     return request
+
+
+def encode_reply(reply: HardwareReply) -> bytes:
+    """A line with the reply."""
+    return msgspec.json.encode(reply) + b"\n"
 
 
 # The client: one connection per request.
@@ -101,43 +99,36 @@ class HardwareSilent(AgentError):  # noqa: N818 -- the state, not the call, is t
 
 
 @asynccontextmanager
-async def connection(
-    socket_path: Path,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to the hardware at `socket_path`. Raises HardwareUnreachable."""
-    try:
-        reader, writer = await asyncio.open_unix_connection(socket_path, limit=REPLY_LIMIT)
-    except OSError as error:
-        raise HardwareUnreachable(
-            f"no simulated hardware answers at {socket_path} ({error.strerror or error}); "
-            "is an agent with --simulate running?"
-        ) from error
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-async def ask(socket_path: Path, request: HardwareRequest) -> HardwareReply:
-    """The reply to `request`. The caller sets the deadline.
+async def answering(
+    socket_path: Path, request: HardwareRequest
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer to a request, for `replies`. Closing it ends it from outside.
 
     Raises HardwareUnreachable, HardwareSilent.
     """
-    async with connection(socket_path) as (reader, writer):
-        writer.write(encode(request))
-        return await read_reply(reader, socket_path)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(str(socket_path)),
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=REPLY_LIMIT,
+    ) as session:
+        try:
+            async with session.post("http://gpus/", data=msgspec.json.encode(request)) as answer:
+                yield answer
+        except aiohttp.ClientConnectorError as error:
+            raise HardwareUnreachable(
+                f"no simulated hardware answers at {socket_path} ({error.strerror or error}); "
+                "is an agent with --simulate running?"
+            ) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise HardwareSilent(
+                f"the connection to the simulated hardware at {socket_path} broke:"
+                f" {cap(str(error))}"
+            ) from error
 
 
-async def read_reply(reader: asyncio.StreamReader, socket_path: Path) -> HardwareReply:
-    """The next reply on a connection. Raises HardwareSilent."""
-    try:
-        line = await reader.readline()
-    except (ConnectionError, ValueError) as error:
-        raise HardwareSilent(
-            f"the connection to the simulated hardware at {socket_path} broke: {cap(str(error))}"
-        ) from error
+async def next_reply(answer: aiohttp.ClientResponse, socket_path: Path) -> HardwareReply:
+    """The next reply of an answer. Raises HardwareSilent: none comes, or it is no reply."""
+    line = await answer.content.readline()
     if not line.endswith(b"\n"):
         raise HardwareSilent(f"the simulated hardware at {socket_path} ended the connection")
     try:
@@ -146,3 +137,12 @@ async def read_reply(reader: asyncio.StreamReader, socket_path: Path) -> Hardwar
         raise HardwareSilent(
             f"the answer at {socket_path} is not one of simulated hardware: {cap(str(error))}"
         ) from error
+
+
+async def ask(socket_path: Path, request: HardwareRequest) -> HardwareReply:
+    """The reply to `request`. The caller sets the deadline.
+
+    Raises HardwareUnreachable, HardwareSilent.
+    """
+    async with answering(socket_path, request) as answer:
+        return await next_reply(answer, socket_path)

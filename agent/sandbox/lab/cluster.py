@@ -23,7 +23,7 @@ from agent.errors import host_port
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware, unwrapped
+from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
 from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
@@ -97,6 +97,20 @@ def place_library(directory: Path, hook: Path) -> None:
 def stand_in() -> bytes:
     """What begins as a library for this machine. Raises OSError."""
     return Path("/proc/self/exe").read_bytes()[:64] + STAND_IN
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise the caller's exception itself in place of groups that have no other."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        single: BaseException = group
+        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
+            single = single.exceptions[0]
+        if single is group:
+            raise
+        raise single from single.__cause__
 
 
 # The node.
