@@ -19,6 +19,7 @@ from agent.sandbox.kubelet.endpoint import go_text
 from agent.sandbox.kubelet.model import Timings
 from agent.sandbox.kubelet.pods import KubeletEvent, read_pod
 from agent.sandbox.store import Json
+from agent.wire.v1 import ListPodResourcesRequest
 from agent.wire.v1beta1 import DevicePluginOptions
 from tests.fakes.plugin import devices
 from tests.peers.lab.nodes import ModelNode, ProbePlugin, open_model_node
@@ -298,6 +299,27 @@ async def test_an_earlier_call_that_is_refused_beside_a_later_one_harms_nobody(t
         await node.until_restarted("u1")
         assert [] == node.model.history.of("panicked")
         assert [1, 1] == [len((await node.held(name) or {})["main"]) for name in ("u1", "new")]
+
+
+# PodResources: how often it may be asked.
+
+
+async def test_the_rate_limit_is_a_burst_of_ten_then_a_hundred_a_second(tmp_path):
+    async with a_node(tmp_path) as (node, _), node.resources.lister() as lister:
+
+        async def answered(times: int) -> int:
+            refused = list[tuple[Status, str | None]]()
+            for _ in range(times):
+                try:
+                    await lister.list(ListPodResourcesRequest())
+                except GRPCError as error:
+                    refused.append((error.status, error.message))
+            assert {(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")} >= {*refused}
+            return times - len(refused)
+
+        for seconds, count in ((10, 10), (0.0501, 5), (10, 10)):
+            await asyncio.sleep(seconds)
+            assert count == await answered(30)
 
 
 # The Node object as the kubelet model keeps it.
