@@ -14,7 +14,7 @@ from agent.ports import Clock
 from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, KubeletBooks
 from agent.sandbox.kubelet.checkpoint import Checkpoint
 from agent.sandbox.kubelet.endpoint import HEALTHY, DeviceError, PluginEndpoint, go_text
-from agent.sandbox.kubelet.model import KubeletModel, Life, Paths, PodWorkers, Timings
+from agent.sandbox.kubelet.model import KubeletModel, Life, PodWorkers, Timings
 from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, KubeletLog, KubeletNode, PodSpec
 from agent.sandbox.kubelet.services import PodResourcesLister
 from agent.wire.v1beta1 import ContainerAllocateResponse, Device, DevicePluginOptions
@@ -74,7 +74,7 @@ class MemoryLife(Life):
         seen: KubeletLog,
         timings: Timings,
     ) -> None:
-        super().__init__(node, Paths(NOWHERE, NOWHERE), chance, seen, timings)
+        super().__init__(node, NOWHERE, NOWHERE, chance, seen, timings)
         self.books = MemoryBooks(drive, chance, seen)
         self.allocator = MemoryAllocator(self.books, chance, seen, node.running(), self._active)
         self.allocator.drive = drive
@@ -120,21 +120,8 @@ class MemoryKubelet(KubeletModel):
     def _lose_checkpoint(self) -> None:
         self.drive.checkpoint = None
 
-    async def _supervise(self, stop: asyncio.Event, up: asyncio.Future[None]) -> None:
-        def serving() -> None:
-            if not up.done():
-                up.set_result(None)
-
-        while not stop.is_set():
-            life = MemoryLife(self.node, self.drive, self.random, self.history, self.timings)
-            self._life = life
-            try:
-                await life.run(serving)
-            finally:
-                self._life = None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.timings.after_panic):
-                    await stop.wait()
+    def _new_life(self) -> MemoryLife:
+        return MemoryLife(self.node, self.drive, self.random, self.history, self.timings)
 
 
 class MachinePlugin(Protocol):
