@@ -274,7 +274,7 @@ def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     for gpu, mib in enumerate(taken):
         process.allocate(gpu, mib * MIB)
         process.watch(gpu, PERCENT)
-        process.launch(now, gpu)
+    process.launch(now)
     return taken
 
 
