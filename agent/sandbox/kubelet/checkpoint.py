@@ -39,13 +39,13 @@ class Checkpoint(msgspec.Struct, frozen=True):
     registered: Mapping[str, Sequence[str]] | None = None
 
 
-class _Data(msgspec.Struct, rename="pascal"):
+class _CheckpointData(msgspec.Struct, rename="pascal"):
     pod_device_entries: list[CheckpointEntry] | None
     registered_devices: dict[str, list[str]] | None
 
 
-class _File(msgspec.Struct, rename="pascal"):
-    data: _Data
+class _CheckpointFile(msgspec.Struct, rename="pascal"):
+    data: _CheckpointData
     checksum: int
 
 
@@ -93,7 +93,7 @@ def encode(content: Checkpoint) -> bytes:
     ]
     table = content.registered
     registered = None if table is None else {n: [*table[n]] for n in sorted(table, key=str.encode)}
-    file = _File(_Data(entries or None, registered), checksum(content))
+    file = _CheckpointFile(_CheckpointData(entries or None, registered), checksum(content))
     return msgspec.json.encode(file).decode().translate(_HTML).encode()
 
 
@@ -103,7 +103,7 @@ def decode(raw: bytes) -> Checkpoint:
     Raises CheckpointError: it is not JSON, has another shape, or its checksum is wrong.
     """
     try:
-        file = msgspec.json.decode(raw, type=_File)
+        file = msgspec.json.decode(raw, type=_CheckpointFile)
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"checkpoint is not readable: {error}") from error
     content = Checkpoint(file.data.pod_device_entries or (), file.data.registered_devices)
