@@ -20,7 +20,7 @@ import pytest_asyncio
 from agent import __version__
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED
-from agent.sandbox.hardware_talk import XidRequest, ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.cluster import ACCOUNT, Cluster, kept
 from tests.peers.lab.control import counted
@@ -309,7 +309,8 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     await site.have_installed()
     names = await residents(site, "last")
     before, mark = lives_of(cluster, names), cluster.plane.audit.mark()
-    await ask(cluster.space.view / "run/hami-agent/simulate.sock", XidRequest(gpu="0", xid=79))
+    fallen = HardwareRequest("xid", "0", 79)
+    await ask(cluster.space.view / "run/hami-agent/simulate.sock", fallen)
     await cluster.nodes.until(lambda: condition(cluster) == "True", SERVING, "no condition")
 
     async def is_logged():
