@@ -18,8 +18,7 @@ from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import GateVerdict
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.registry import Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of

@@ -47,8 +47,8 @@ from agent.sandbox.explain.story import (
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, WEIGHTS, BadWeightsError
-from agent.sandbox.scheduler.usage import Reservation
-from agent.sandbox.scheduler.webhook import review_pod
+from agent.sandbox.scheduler.registry import Reservation
+from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 
 CHANGES_TOLD: Final = 3
 NODES_PER_KIND: Final = 16
@@ -327,12 +327,10 @@ def _chosen_node(pod: JsonObject, placement: PodPlacement | None, attempt: Attem
 
 def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
     """The pod as HAMi's webhook would have changed it, if it fits on a Node then."""
-    review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
-    if not review.is_allowed:
-        return ()
     try:
-        fit = world.trial(review.pod)
-    except BadWeightsError:  # HAMi's scheduler would refuse it
+        spec = {**pod["spec"], "schedulerName": ""}
+        fit = world.trial(review_pod({**pod, "spec": spec}, world.settings))
+    except (DeniedError, BadWeightsError):  # HAMi would refuse it
         return ()
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"

@@ -36,9 +36,9 @@ from agent.sandbox.explain.story import (
 )
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, all_containers, lookup
-from agent.sandbox.scheduler.usage import TERMINAL
+from agent.sandbox.scheduler.registry import TERMINAL
 from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
-from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
+from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, DeniedError, review_pod
 
 _NAMED: Final = re.compile(r"\bGPU-|\bGPUs? [0-9]")
 """Where an Event names GPUs, by UUID or index."""
@@ -123,8 +123,11 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-SCHEDULER", advice)
     # As it was created: the webhook sees a pod before it has a Node.
     spec = {**pod["spec"], "schedulerName": "", "nodeName": ""}
-    review = review_pod({**pod, "spec": spec}, world.settings)
-    denied = () if review.is_allowed else (f"it would refuse the pod: {cap(review.message)}",)
+    denied: tuple[str, ...] = ()
+    try:
+        review_pod({**pod, "spec": spec}, world.settings)
+    except DeniedError as refusal:
+        denied = (f"it would refuse the pod: {cap(str(refusal))}",)
     label = f"label {REVIEWED.key}=ignore"
     why = f"its namespace may be excluded ({label}), or the webhook did not answer when the pod "
     why += "was created"
@@ -158,8 +161,11 @@ def _whole_gpus(world: World, pod: JsonObject) -> Iterator[str]:
 
 def _missing_defaults(world: World, pod: JsonObject) -> Iterator[str]:
     """The limits that the webhook would have added."""
-    review = review_pod({**pod, "spec": {**pod["spec"], "nodeName": ""}}, world.settings)
-    pairs = zip(all_containers(dict(pod)), all_containers(review.pod), strict=True)
+    try:
+        admitted = review_pod({**pod, "spec": {**pod["spec"], "nodeName": ""}}, world.settings)
+    except DeniedError:
+        return
+    pairs = zip(all_containers(dict(pod)), all_containers(admitted), strict=True)
     for before, after in pairs:
         has = (before.get("resources") or {}).get("limits") or {}
         gets = (after.get("resources") or {}).get("limits") or {}

@@ -42,8 +42,7 @@ from agent.sandbox.scheduler.model import (
     pod_requests,
     read_steering,
 )
-from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
+from agent.sandbox.scheduler.registry import TERMINAL, Quotas, Reservation, Usage, read_offer
 
 # The cluster of a snapshot, as HAMi's scheduler would see it now.
 #
@@ -151,7 +150,7 @@ class World:
         self.held = usage_of(self.neighbours)
         """What the other pods of the namespace hold."""
         self.offers = {
-            name: read_offer(node.annotations, None) for name, node in self.nodes.items()
+            name: read_offer(node.annotations, is_json=False) for name, node in self.nodes.items()
         }
         sizes = [gpu.registered_mib for o in self.offers.values() if o for gpu in o.gpus]
         self.greatest_mib = max(sizes, default=0)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,10 +10,7 @@ from agent.allocate.room import ContainerRequest, RequestRules, read_request
 from agent.cluster import NOT_WHOLE
 from agent.hami.annotations import RegisteredGpu
 from agent.kube.objects import decode_quantity, decode_whole
-from agent.model import GpuUuid
 from agent.sandbox.store import Json
-
-Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +35,14 @@ class Load:
             max(self.memory_mib, other.memory_mib),
             max(self.core_percent, other.core_percent),
         )
+
+
+def peak_of(inits: Iterable[Load], apps: Iterable[Load]) -> Load:
+    """The most that a pod uses: init containers run one after another, before the others."""
+    peak = sum(apps, Load())
+    for one in inits:
+        peak = peak.greater(one)
+    return peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +84,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredNode:
-    """A registered node: its GPUs in the order of the annotation, and which are cordoned.
-
-    `links`: the points of each pair of GPUs, by both UUIDs; a missing pair has 0.
-    """
+    """A registered node: its GPUs in the order of the annotation, and which are cordoned."""
 
     name: str
     gpus: tuple[GpuView, ...]
     cordoned: frozenset[str] = frozenset()
-    links: Links = field(default_factory=dict)
 
     def score(self) -> float:
         """How full the node is (HAMi pkg/scheduler/policy/node_policy.go)."""
@@ -114,9 +115,6 @@ class SchedulerSettings:
     memory_factor: int = 1
     gpu_policy: str = "spread"
     node_policy: str = "binpack"
-    gpu_core_policy: str = "default"
-    runtime_class_name: str = ""
-    overwrite_env: bool = False
     kube_qps: float = 5.0
     kube_burst: int = 10
 
@@ -135,10 +133,6 @@ class SchedulerSettings:
         return replace(self, kube_qps=500.0, kube_burst=1000)
 
 
-Reasons = Mapping[str, int]
-"""Why GPUs were not chosen: reason → number of GPUs."""
-
-
 # What a pod asks for: its resource limits, and the annotations by which it restricts its GPUs.
 #
 # Source: HAMi v2.10 pkg/device/devices.go:Resourcereqs, pkg/scheduler/policy/gpu_policy.go,
@@ -151,8 +145,9 @@ CORES: Final = "nvidia.com/gpucores"
 PRIORITY: Final = "nvidia.com/priority"
 WEIGHTS: Final = "hami.io/device-scoring-weights"
 _WEIGHTS: Final = ("slot", "core", "memory")
-_INTEGER: Final = re.compile(r"[+-]?0*[0-9]{1,19}", re.ASCII)
-_INT64_MAX: Final = 2**63 - 1
+_WEIGHT: Final = re.compile(
+    r"\s*(?P<name>slot|core|memory)\s*=\s*(?P<number>\+?0*[0-9]{1,19})\s*", re.ASCII
+)
 _GO_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 
 
@@ -209,7 +204,7 @@ def container_request(container: Json, settings: SchedulerSettings) -> Container
 
 
 class BadWeightsError(Exception):
-    """The pod's scoring weights cannot be read; the text is the scheduler's."""
+    """HAMi refuses the pod's scoring weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +228,7 @@ class Steering:
 
     @property
     def needs_topology(self) -> bool:
-        """Whether the GPUs are chosen by their connections."""
+        """Whether HAMi looks at all GPUs before it chooses. Its choice by links is not modelled."""
         return "topology-aware" in _split(self.gpu_policy)
 
     def admits_type(self, gpu: RegisteredGpu) -> bool:
@@ -313,31 +308,14 @@ def _is_like(gpu: RegisteredGpu, words: Sequence[str]) -> bool:
 
 
 def _read_weights(text: str | None) -> Weights:
-    """The weights, as HAMi v2.10 pkg/util/device_scoring_weights.go reads and refuses them."""
     if text is None:
         return Weights()
-    parts, detail = text.split(","), ""
-    if len(parts) != len(_WEIGHTS):
-        detail = "expected slot, core, and memory weights"
-    numbers: dict[str, int] = {}
-    for name, equals, number in (map(str.strip, part.partition("=")) for part in parts):
-        value = int(number) if _INTEGER.fullmatch(number) else None
-        is_int64 = value is not None and -_INT64_MAX - 1 <= value <= _INT64_MAX
-        faults = (
-            ("expected key=value entries", not equals),
-            (f"duplicate {_quoted(name)} weight", name in numbers),
-            (f"{_quoted(name)} weight must be an integer", not is_int64),
-            (f"{_quoted(name)} weight must not be negative", (value or 0) < 0),
-            (f"unknown weight {_quoted(name)}", name not in _WEIGHTS),
-        )
-        detail = detail or next((said for said, applies in faults if applies), "")
-        numbers[name] = value or 0
-    if not any(numbers.values()):
-        detail = detail or "at least one weight must be positive"
-    if detail:
-        raise BadWeightsError(f"invalid {WEIGHTS} annotation {_quoted(text)}: {detail}")
+    parts = text.split(",")
+    found = [match for match in map(_WEIGHT.fullmatch, parts) if match]
+    numbers = {match["name"]: int(match["number"]) for match in found}
+    is_whole = len(parts) == len(found) == len(numbers) == len(_WEIGHTS)
+    if not is_whole or not 0 < max(numbers.values()) < 2**63:
+        shown = json.dumps(text, ensure_ascii=False)
+        said = "expected slot, core, and memory weights"
+        raise BadWeightsError(f"invalid {WEIGHTS} annotation {shown}: {said}")
     return Weights(**numbers)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -21,6 +21,7 @@ from agent.kit.timing import SystemClock
 from agent.sandbox import store
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
+from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, StatusError
 from tests.peers.lab.api import Api, Sighting, Watched, watching
 
@@ -39,21 +40,13 @@ REFUSALS: Final = {
 
 
 class KubeCluster:
-    """Implements `SchedulerCluster` over a real API server: each call is one request."""
+    """Implements the scheduler's `Cluster` over a real API server: each call is one request."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    async def request(
-        self,
-        verb: str,
-        resource: str,
-        namespace: str,
-        name: str,
-        body: Json | None = None,
-        *,
-        version: str | None = None,
-    ) -> Json:
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        resource, namespace, name = where
         scope = f"/namespaces/{namespace}" if namespace else ""
         method, path = "GET", f"/api/v1{scope}/{resource}/{name}"
         if verb == "create":
@@ -61,9 +54,7 @@ class KubeCluster:
         elif verb == "bind":
             method, path = "POST", f"{path}/binding"
         elif verb == "patch":
-            held = {} if version is None else {"resourceVersion": version}
-            metadata = (body or {}).get("metadata", {})
-            method, body = "PATCH", (body or {}) | {"metadata": metadata | held}
+            method = "PATCH"
         try:
             answer = await self._api.ask(method, path, body)
         except (aiohttp.ClientError, OSError) as error:
@@ -149,12 +140,14 @@ class Extender:
     async def review(self, request: web.Request) -> web.Response:
         review = await request.json()
         pod = review["request"]["object"]
-        admission = self._hami.review(pod)
-        answer: Json = {"uid": review["request"]["uid"], "allowed": admission.is_allowed}
-        if admission.message:
-            answer["status"] = {"code": admission.code, "message": admission.message}
-        if admission.is_allowed:
-            spec = {"op": "replace", "path": "/spec", "value": admission.pod["spec"]}
+        answer: Json = {"uid": review["request"]["uid"], "allowed": True}
+        try:
+            admitted = review_pod(pod, self._hami.settings, self._hami.quotas)
+        except DeniedError as denied:
+            status = {"code": denied.code, "message": str(denied)}
+            answer |= {"allowed": False, "status": status}
+        else:
+            spec = {"op": "replace", "path": "/spec", "value": admitted["spec"]}
             patch = base64.b64encode(json.dumps([spec]).encode()).decode()
             answer |= {"patchType": "JSONPatch", "patch": patch}
         kind = {"apiVersion": review["apiVersion"], "kind": "AdmissionReview"}
