@@ -8,7 +8,8 @@ import bisect
 import copy
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -17,18 +18,17 @@ from agent import cluster as annotations
 from agent.errors import cap
 from agent.kit.units import by_number, counted, span
 from agent.kube.objects import EPOCH, decode_moment
-from agent.kube.reader import ClusterSnapshot, JsonObject
+from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject
 from agent.sandbox.explain import gates as at_gate
 from agent.sandbox.explain.placement import (
-    NO_EDIT,
     PLACEMENT,
-    Edit,
     PodPlacement,
     World,
     chosen_gate,
     codes_of,
     foreign_gate,
     held_by,
+    opened,
     place,
     placement_gate,
 )
@@ -46,7 +46,14 @@ from agent.sandbox.explain.story import (
 )
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, WEIGHTS, BadWeightsError
+from agent.sandbox.scheduler.model import (
+    CORES,
+    COUNT,
+    MEMORY,
+    WEIGHTS,
+    BadWeightsError,
+    RegisteredNode,
+)
 from agent.sandbox.scheduler.registry import Reservation
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 
@@ -62,14 +69,19 @@ _STEERING: Final = (
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """A change to try. `size` orders the changes; `nodes`: where, None for all chosen Nodes."""
+    """A change to try; `size` orders the changes.
+
+    Either another pod or other quotas, on all chosen Nodes, or the Node `at` in another state.
+    """
 
     size: tuple[int, int]
     said: str
-    pod: JsonObject
-    edit: Edit = NO_EDIT
-    nodes: tuple[str, ...] | None = None
     paste: str = ""
+    pod: JsonObject | None = None
+    quotas: Sequence[JsonObject] | None = None
+    at: str = ""
+    node: ClusterNode | None = None
+    state: RegisteredNode | None = None
 
 
 class _Tries:
@@ -78,6 +90,7 @@ class _Tries:
     def __init__(self, world: World, pod: JsonObject, fits: Mapping[str, NodeFit]) -> None:
         self._world = world
         self._pod = pod
+        self._fit = world.trial(pod)
         # A few Nodes of each kind of refusal, those with most free memory first.
         kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
         for name, fit in fits.items():
@@ -90,34 +103,37 @@ class _Tries:
         """At most three changes with which the pod fits on some Node, the smallest first."""
         trials = [*self._of_nodes(), *self._of_quotas(), *self._of_pod(), *self._of_holders()]
         found: list[PlacingChange] = []
-        for trial in sorted(trials, key=lambda trial: trial.size):
-            fit = self._world.trial(trial.pod, trial.edit)
-            names = self._names if trial.nodes is None else trial.nodes
-            if node := next((name for name in names if fit(name).groups is not None), ""):
-                found.append(PlacingChange(trial.said, node, trial.paste))
+        for one in sorted(trials, key=lambda trial: trial.size):
+            fit = self._fit if one.at else self._world.trial(one.pod or self._pod, one.quotas)
+            names = [one.at] if one.at else self._names
+            fitting = (name for name in names if fit(name, one.node, one.state).groups is not None)
+            if node := next(fitting, ""):
+                found.append(PlacingChange(one.said, node, one.paste))
             if len(found) == CHANGES_TOLD:
                 break
         return tuple(found)
 
     def _of_nodes(self) -> Iterator[_Trial]:
+        world = self._world
         for name in self._names:
-            shown = cap(name, 128)
-            if self._world.nodes[name].is_closed:
-                edit = Edit(opened=frozenset({name}))
+            node, state, shown = world.nodes[name], world.registered(name), cap(name, 128)
+            if node.is_closed:
                 said, paste = f"uncordon the Node {shown}", f"kubectl uncordon {shown}"
-                yield _Trial((1, 1), said, self._pod, edit, (name,), paste)
-            state = self._world.registered(name)
-            for uuid in sorted(state.cordoned if state else ()):
-                edit, gpu = Edit(uncordoned=frozenset({uuid})), cap(uuid, 64)
+                yield _Trial((1, 1), said, paste, at=name, node=opened(node))
+            if state is None:
+                continue
+            for uuid in sorted(state.cordoned):
+                gpu, fresh = cap(uuid, 64), replace(state, cordoned=state.cordoned - {uuid})
                 paste = f"hami-agent uncordon {gpu} --node {shown}"
                 said = f"uncordon the GPU {gpu} of {shown}"
-                yield _Trial((1, 0), said, self._pod, edit, (name,), paste)
-            for gpu_view in state.gpus if state else ():
-                has = gpu_view.capacity
-                if not has.healthy:
-                    edit = Edit(repaired=frozenset({has.uuid}))
-                    said, paste = self._repair(name, has.uuid, has.index)
-                    yield _Trial((1, 2), said, self._pod, edit, (name,), paste)
+                yield _Trial((1, 0), said, paste, at=name, state=fresh)
+            for view in state.gpus:
+                if not view.capacity.healthy:
+                    has = msgspec.structs.replace(view.capacity, healthy=True)
+                    well = replace(view, capacity=has)
+                    gpus = tuple(well if one is view else one for one in state.gpus)
+                    told = self._repair(name, has.uuid, has.index)
+                    yield _Trial((1, 2), *told, at=name, state=replace(state, gpus=gpus))
 
     def _repair(self, node: str, uuid: str, index: int) -> tuple[str, str]:
         """How an unhealthy GPU comes back: taken back, if an operator released it, or repaired."""
@@ -134,7 +150,7 @@ class _Tries:
     def _of_quotas(self) -> Iterator[_Trial]:
         """Quotas that are raised to what the pod and the others hold together."""
         world, quotas = self._world, self._world.snapshot.quotas
-        free = world.trial(self._pod, Edit(quotas=()))
+        free = world.trial(self._pod, ())
         names = self._names if quotas else ()
         groups = next((g for g in (free(name).groups for name in names) if g), None)
         if groups is None:
@@ -154,9 +170,8 @@ class _Tries:
                     said.append(f"{key} of the ResourceQuota {name} from {has:,} to {amount:,}")
                     paste.append(f'{key}: "{amount}"')
         if said:
-            edit = Edit(quotas=tuple(raised))
             text = f"raise {' and '.join(said)}"
-            yield _Trial((4, 0), text, self._pod, edit, None, ", ".join(paste))
+            yield _Trial((4, 0), text, ", ".join(paste), quotas=raised)
 
     def _of_pod(self) -> Iterator[_Trial]:
         spec, metadata = dict(self._pod["spec"]), self._pod["metadata"]
@@ -165,7 +180,7 @@ class _Tries:
             paste = f"remove the line: {key}: {cap(noted[key], 128)}"
             others = {name: text for name, text in noted.items() if name != key}
             without = {**self._pod, "metadata": {**metadata, "annotations": others}}
-            yield _Trial((2, 0), f"drop the annotation {key}", without, paste=paste)
+            yield _Trial((2, 0), f"drop the annotation {key}", paste, without)
         affinity = spec.get("affinity") or {}
         parts = (spec.get("nodeSelector"), affinity.get("nodeAffinity"))
         names = ("nodeSelector", "nodeAffinity")
@@ -174,7 +189,7 @@ class _Tries:
             said = f"drop {' and '.join(selecting)}, which {exclude} other Nodes"
             anywhere = {key: value for key, value in spec.items() if key != "nodeSelector"}
             anywhere["affinity"] = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
-            yield _Trial((3, 1), said, {**self._pod, "spec": anywhere})
+            yield _Trial((3, 1), said, pod={**self._pod, "spec": anywhere})
         for kind in (MEMORY, CORES, COUNT):
             best, most = self._greatest_cap(kind)
             if best:
@@ -187,8 +202,7 @@ class _Tries:
                 if kind == MEMORY and any(map(_is_whole, model.all_containers(dict(self._pod)))):
                     paste += f"   # and no {CORES}: 100, the default of a whole GPU"
                 size = (3, 1000 - 1000 * best // max(most, 1))
-                edited = self._capped(kind, best)
-                yield _Trial(size, f"ask for at most {said}", edited, paste=paste)
+                yield _Trial(size, f"ask for at most {said}", paste, self._capped(kind, best))
 
     def _of_holders(self) -> Iterator[_Trial]:
         """A few of the pods with GPUs, those that are being deleted first, then the smallest."""
@@ -197,16 +211,15 @@ class _Tries:
         for is_deleted in (True, False):
             some = [each for each in holders if each[1].is_deleted is is_deleted]
             # From the smallest to the greatest, so that one is enough if any is.
-            step = max(1.0, (len(some) - 1) / (HOLDERS_TRIED - 1))
-            ranks = range(min(len(some), HOLDERS_TRIED))
-            for rank, (load, holder) in ((rank, some[round(rank * step)]) for rank in ranks):
-                name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
+            step = max(1, -(-(len(some) - 1) // (HOLDERS_TRIED - 1)))
+            for rank, (load, holder) in enumerate([*some[:-1:step], *some[-1:]]):
                 ends = ", which is being deleted" if is_deleted else " to end, or end it"
                 cores = f" and {core_words(load.core_percent)}" if load.core_percent else ""
                 held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
-                edit, size = Edit(ended=frozenset({holder.uid})), (0 if is_deleted else 6, rank)
-                said = f"wait for {name}{ends} ({held})"
-                yield _Trial(size, said, self._pod, edit, (holder.chosen,))
+                said = f"wait for {cap(f'{holder.namespace}/{holder.name}', 192)}{ends} ({held})"
+                state = self._world.registered(holder.chosen, without=holder.uid)
+                size = (0 if is_deleted else 6, rank)
+                yield _Trial(size, said, at=holder.chosen, state=state)
 
     def _greatest_cap(self, kind: str) -> tuple[int, int]:
         """The greatest limit with which the pod fits somewhere, and what it asks for now.

@@ -78,6 +78,12 @@ def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
     return ""
 
 
+def opened(node: ClusterNode) -> ClusterNode:
+    """The Node as after `kubectl uncordon`."""
+    taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE)
+    return msgspec.structs.replace(node, is_closed=False, taints=taints)
+
+
 def _is_tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
     for toleration in tolerations:
         if toleration.get("effect") not in (None, "", taint.effect):
@@ -112,20 +118,8 @@ def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return is_known and Requirement(rule.get("key") or "", tuple(wanted), is_wanted).holds(labels)
 
 
-class Edit(msgspec.Struct, frozen=True):
-    """A change of the cluster that is tried: what it opens, and whose shares it ignores.
-
-    `uncordoned`, `repaired`: GPUs. `quotas`: those of the namespace in place of the present ones.
-    """
-
-    opened: frozenset[str] = frozenset()
-    uncordoned: frozenset[str] = frozenset()
-    repaired: frozenset[str] = frozenset()
-    ended: frozenset[str] = frozenset()
-    quotas: tuple[JsonObject, ...] | None = None
-
-
-NO_EDIT: Final = Edit()
+Fits = Callable[..., NodeFit]
+"""Tries a pod on the Node of that name; `node` and `state` stand for it, changed."""
 
 
 class World:
@@ -160,23 +154,20 @@ class World:
         """Whether the model can be run: Nodes and pods are known."""
         return self.snapshot.has("nodes") and self.snapshot.has("pods")
 
-    def registered(self, name: str, edit: Edit = NO_EDIT) -> RegisteredNode | None:
-        """The Node as the scheduler has it registered; None if it has not."""
+    def registered(self, name: str, without: str = "") -> RegisteredNode | None:
+        """The Node as the scheduler has it registered; None if it has not.
+
+        `without`: the UID of a pod whose shares do not count.
+        """
         offer = self.offers.get(name)
         if offer is None or not offer.gpus or self.nodes[name].slices <= 0:
             return None  # HAMi drops a node whose kubelet offers nothing
-        gpus = tuple(
-            msgspec.structs.replace(gpu, healthy=True) if gpu.uuid in edit.repaired else gpu
-            for gpu in offer.gpus
-        )
-        cordoned = offer.cordoned - edit.uncordoned
-        offer = dataclasses.replace(offer, gpus=gpus, cordoned=cordoned)
-        usage = usage_of(one for one in self.holders.get(name, ()) if one.uid not in edit.ended)
+        usage = usage_of(one for one in self.holders.get(name, ()) if one.uid != without)
         return offer.state(name, usage.loads(name))
 
-    def trial(self, pod: JsonObject, edit: Edit = NO_EDIT) -> Callable[[str], NodeFit]:
+    def trial(self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None) -> Fits:
         """What tries the pod on a Node, by the model. Raises BadWeightsError."""
-        plain, quotas = dict(pod), self.snapshot.quotas if edit.quotas is None else edit.quotas
+        plain, quotas = dict(pod), self.snapshot.quotas if quotas is None else quotas
         limits = Quotas(self.held, self.settings.memory_factor)
         for quota in quotas:
             limits.see("ADDED", dict(quota))
@@ -184,14 +175,12 @@ class World:
         requests, inits = pod_requests(plain, self.settings), init_count(plain)
         wishes = Wishes(requests, inits, self.steering(pod), fits_quota)
 
-        def fit(name: str) -> NodeFit:
-            node = self.nodes[name]
-            if name in edit.opened:
-                taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE)
-                node = msgspec.structs.replace(node, is_closed=False, taints=taints)
-            if refusal := refuse_node(pod, node):
+        def fit(
+            name: str, node: ClusterNode | None = None, state: RegisteredNode | None = None
+        ) -> NodeFit:
+            if refusal := refuse_node(pod, node or self.nodes[name]):
                 return NodeFit(None, refusal)
-            if (state := self.registered(name, edit)) is None:
+            if (state := state or self.registered(name)) is None:
                 return NodeFit(None, UNREGISTERED)
             modelled = tuple(gpu for gpu in state.gpus if gpu.capacity.mode in MODELLED)
             found = fit_pod(dataclasses.replace(state, gpus=modelled), wishes)
@@ -236,13 +225,13 @@ HOLDERS_TOLD: Final = 3
 FITTING_TOLD: Final = 3
 KUBE_SCHEDULER: Final = "E-NODE"
 NOT_JUDGED: Final = "E-UNJUDGED"
-INGESTED: Final = dt.timedelta(seconds=30)
-"""Two rounds of 15 s in which the scheduler reads the Nodes: then it knows a change."""
 UNTRIED: Final = dt.timedelta(seconds=60)
 """A scheduler tries a new pod within seconds."""
 RETRY_HOW: Final = (
-    "kube-scheduler tries such a pod again after at most 5 min; a change of a Node or of the pod, "
-    "such as kubectl label pod, makes it try now"
+    "HAMi's scheduler reads the Nodes every 15 s, and kube-scheduler tries such a pod again after "
+    "at most 5 min; a change of the pod, such as kubectl label pod, makes it try now. If that "
+    "refuses it again, restart HAMi's scheduler: 2.8 and 2.9 read a report again only when the "
+    "number of slices changes"
 )
 ADVICE: Final = {
     "CardNotHealth": "`hami-agent status --node {node}` says what the GPU has and what to do",
@@ -261,17 +250,11 @@ _OF_CORES: Final = frozenset(
 )
 _DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
 """That too few GPUs fit follows from the reasons of the others, if there are others."""
-_REPORTED: Final = frozenset(
-    {
-        *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
-        *("CardCordoned", "NodeInsufficientDevice"),
-    }
-)
-"""Reasons that no other pod causes: only what the Node reports."""
 REASONS: Final = frozenset(
     {
-        *(*_OF_CORES, *_DERIVED, *_REPORTED, "CardTimeSlicingExhausted", "CardInsufficientMemory"),
-        *("ResourceQuotaNotFit", KUBE_SCHEDULER),
+        *(*_OF_CORES, *_DERIVED, "CardTimeSlicingExhausted", "CardInsufficientMemory"),
+        *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
+        *("CardCordoned", "NodeInsufficientDevice", "ResourceQuotaNotFit", KUBE_SCHEDULER),
     }
 )
 """The reasons of schedulers that the runbook explains."""
@@ -373,12 +356,10 @@ def placement_gate(
         told = (*told, cap(attempt.named, TEXT)) if attempt.named != attempt.text else told
         reason = _main_reason(attempt.reasons, {})
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), told)
-    return _refused(world, fitting, fits, attempt, now)
+    return _refused(fitting, fits, attempt, now)
 
 
-def _refused(
-    world: World, fitting: Sequence[str], fits: str, attempt: Attempt, now: dt.datetime
-) -> Gate:
+def _refused(fitting: Sequence[str], fits: str, attempt: Attempt, now: dt.datetime) -> Gate:
     """The gate of a pod that fits by what the Nodes report, and that was refused last."""
     told = (attempt.said(now),)
     # The reasons of kube-scheduler's message that are its own rules, not HAMi's answer.
@@ -396,18 +377,8 @@ def _refused(
         said = f"HAMi's rules allow {nodes}, but kube-scheduler's own rules allow none"
         advice = "its message names what is missing besides GPUs"
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, told)
-    if _is_stale(world, fitting, attempt, now):
-        said = f"{fits}, but the scheduler refused it after the Node's report had changed"
-        advice = (
-            "the scheduler uses an older report: restart HAMi's scheduler once; 2.8 and 2.9 read a "
-            "report again only when the number of slices changes"
-        )
-        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-STALE", advice, told)
-    said, advice = f"{fits}; the scheduler has not tried since", RETRY_HOW
-    if _is_unread(world, fitting):
-        said = f"{fits}; the scheduler has not read it since"
-        advice = f"wait until HAMi's scheduler has read it, which takes 15 s; {RETRY_HOW}"
-    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", advice, told)
+    said = f"{fits}; the scheduler has not tried since, or uses an older report"
+    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", RETRY_HOW, told)
 
 
 def _untried(world: World, fits: str, now: dt.datetime) -> Gate:
@@ -463,29 +434,6 @@ def _advice(reason: str, placement: PodPlacement | None) -> str:
     nodes = placement.nodes if placement else ()
     name = next((cap(node.name, 128) for node in nodes if reason in node.codes), "NODE")
     return ADVICE.get(reason, "").format(node=name)
-
-
-def _is_stale(world: World, fitting: Sequence[str], attempt: Attempt, now: dt.datetime) -> bool:
-    """Whether the scheduler refused a Node whose report it had to know by then.
-
-    If another pod had ended since, kube-scheduler would have tried again within seconds. A reason
-    that no pod causes needs no such wait.
-    """
-    if attempt.at is None or _is_unread(world, fitting):
-        return False
-    reports = (world.nodes[name].reported for name in fitting)
-    is_known = any(stamp is not None and stamp + INGESTED <= attempt.at for stamp in reports)
-    return is_known and (now - attempt.at >= INGESTED or not _REPORTED.isdisjoint(attempt.reasons))
-
-
-def _is_unread(world: World, fitting: Sequence[str]) -> bool:
-    """Whether the scheduler has yet to read a Node of which a GPU was uncordoned.
-
-    Schedulers that know cordons, 2.10 and later, write the handshake when they read the Node.
-    """
-    knows_cordons = any("CardCordoned" in event.message for event in world.snapshot.events)
-    nodes = (world.nodes[name] for name in fitting)
-    return knows_cordons and any(annotations.HANDSHAKE not in node.annotations for node in nodes)
 
 
 # Nodes and GPUs with the figures.
