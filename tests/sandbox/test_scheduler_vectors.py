@@ -14,7 +14,6 @@ from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings, read_steering
 from agent.sandbox.scheduler.registry import (
-    NodeSighting,
     Quotas,
     Registry,
     Reservation,
@@ -286,7 +285,7 @@ def a_node(handshake: str, register: str, allocatable: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case_id", sorted(REGISTRY_CASES))
 def test_a_node_is_judged_as_by_hami(case_id: str) -> None:
-    seen = NodeSighting()
+    seen: dict[str, object] = {}
     for step in REGISTRY_CASES[case_id]["steps"]:
         node = a_node(resolve(step["handshake"], STAMP), step["register"], step["allocatable"])
 

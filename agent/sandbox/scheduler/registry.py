@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent import cluster as annotations
 from agent.errors import MalformedText, cap
@@ -63,38 +63,29 @@ def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
     return word, stamp
 
 
-@dataclass(slots=True)
-class NodeSighting:
-    """The last seen state of a node, with which the refresh rule compares."""
-
-    allocatable: int = 0
-    annotation: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkup:
-    """The refresh rule's answer. `asks`: write `Requesting_<now>`."""
+class Checkup(NamedTuple):
+    """What HAMi's refresh rule says of a node. `asks`: write `Requesting_<now>`."""
 
     healthy: bool
     refresh: bool
     asks: bool
 
 
-def check_node(seen: NodeSighting, node: Json, now: dt.datetime) -> Checkup:
-    """Apply HAMi's refresh rule to one node, and update `seen`."""
-    noted = node["metadata"].get("annotations") or {}
+def check_node(seen: dict[str, object], node: Json, now: dt.datetime) -> Checkup:
+    """Apply HAMi's refresh rule to one node. `seen`: the node as last seen, by name; updated."""
+    name, noted = node["metadata"]["name"], node["metadata"].get("annotations") or {}
     offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT, "")
-    allocatable, before = parse_quantity(offered) or 0, seen.allocatable
-    handshake, text = noted.get(annotations.HANDSHAKE, ""), noted.get(annotations.REGISTER, "")
+    handshake, allocatable = noted.get(annotations.HANDSHAKE, ""), parse_quantity(offered) or 0
     asks, is_fresh = REQUESTING not in handshake, True
     with contextlib.suppress(ValueError):  # a request without a time never runs out
         stamp = dt.datetime.strptime(handshake.partition("_")[2], _STAMP).replace(tzinfo=dt.UTC)
         is_fresh = now - stamp < _STALE
-    if allocatable == before == 0:
-        return Checkup(asks or is_fresh, asks, asks)
-    is_new = text != seen.annotation or allocatable != before
-    seen.allocatable, seen.annotation = allocatable, text
-    return Checkup(allocatable > 0, asks or (is_new and allocatable > 0), asks)
+    sight = (allocatable, noted.get(annotations.REGISTER, "")) if allocatable else None
+    before = seen.get(name)
+    seen[name] = sight
+    if sight is None:
+        return Checkup(before is None and (asks or is_fresh), asks, asks)
+    return Checkup(True, asks or sight != before, asks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +125,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.changes = 0
-        self._seen: dict[str, NodeSighting] = {}
+        self._seen: dict[str, object] = {}
         self._nodes: dict[str, Offer] = {}
 
     def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
@@ -144,7 +135,7 @@ class Registry:
         """
         name = node["metadata"]["name"]
         offer = read_offer(node["metadata"].get("annotations") or {})
-        checkup = check_node(self._seen.setdefault(name, NodeSighting()), node, now)
+        checkup = check_node(self._seen, node, now)
         if checkup.healthy and checkup.refresh and offer is not None:
             self.changes += self._nodes.get(name) != offer
             self._nodes[name] = offer

@@ -7,7 +7,6 @@ waits in the client's queue.
 """
 
 import asyncio
-import contextlib
 import datetime as dt
 import hashlib
 import random
@@ -122,8 +121,7 @@ class QueuedCluster:
 class EventRecorder:
     """Writes Events whose source is `component`; each is written when `record` returns.
 
-    Source: client-go's tools/record: one request for each Event, POST, then PATCH for the same
-    text. That it leaves out the 26th within five minutes about one pod is not modelled.
+    As client-go's tools/record: one request for each Event, POST, then PATCH for the same text.
     """
 
     def __init__(self, cluster: Cluster, clock: Clock, component: str) -> None:
@@ -135,35 +133,32 @@ class EventRecorder:
 
     async def record(self, pod: Json, notice: Notice) -> None:
         """Write one Event about a pod, or the new time of one with the same text."""
+        metadata, now = pod["metadata"], self._clock.now()
+        key, stamp = (metadata["uid"], notice.reason, notice.message), encode_stamp(now)
+        where, verb = ("events", metadata["namespace"]), "patch"
+        body: Json = {"lastTimestamp": stamp}
+        if key not in self._written:
+            text = f"{' '.join(key)} {int(now.timestamp() * 1e6)}".encode()
+            self._written[key] = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
+            about = {part: metadata[part] for part in ("namespace", "name", "uid")}
+            verb, body = (
+                "create",
+                {
+                    "metadata": {"name": self._written[key], "namespace": metadata["namespace"]},
+                    "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+                    "type": notice.type,
+                    "reason": notice.reason,
+                    "message": notice.message,
+                    "source": {"component": self._component},
+                    "firstTimestamp": stamp,
+                    "lastTimestamp": stamp,
+                },
+            )
         try:
-            await self._write(pod["metadata"], notice)
+            await self._cluster.request(verb, *where, self._written[key], body=body)
         except StatusError as refusal:
+            del self._written[key]  # one that was removed is written anew next time
             log.warning("scheduler.event_lost", reason=notice.reason, err=str(refusal))
-
-    async def _write(self, metadata: Json, notice: Notice) -> None:
-        key, now = (metadata["uid"], notice.reason, notice.message), self._clock.now()
-        namespace, stamp = metadata["namespace"], encode_stamp(now)
-        if name := self._written.get(key):
-            # One that was removed is written anew.
-            with contextlib.suppress(NotFoundError):
-                body = {"lastTimestamp": stamp}
-                await self._cluster.request("patch", "events", namespace, name, body=body)
-                return
-        text = f"{' '.join(key)} {int(now.timestamp() * 1e6)}".encode()
-        name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
-        about = {part: metadata[part] for part in ("namespace", "name", "uid")}
-        fresh = {
-            "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
-            "type": notice.type,
-            "reason": notice.reason,
-            "message": notice.message,
-            "source": {"component": self._component},
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-        }
-        await self._cluster.request("create", "events", namespace, name, body=fresh)
-        self._written[key] = name
 
 
 class LockError(Exception):
@@ -211,18 +206,16 @@ class NodeLocks:
         await self._change("set", node, lock)
 
     async def release(self, node: str, pod: Json) -> None:
-        """Remove the pod's lock, or one without an owner; any other stays.
-
-        Raises:
-            LockError: it could not be written.
-            StatusError: the API server refuses the read.
-        """
+        """Remove the pod's lock, or one without an owner. If that fails, its timeout ends it."""
         ending = ",{},{}".format(*_owner(pod))
 
         def free(held: str | None) -> str | None:
             return None if held is None or "," not in held or held.endswith(ending) else held
 
-        await self._change("release", node, free)
+        try:
+            await self._change("release", node, free)
+        except (LockError, StatusError) as failure:
+            log.warning("scheduler.lock_not_released", node=node, err=str(failure))
 
     async def _change(
         self, verb: str, node: str, change: Callable[[str | None], str | None]
@@ -444,7 +437,7 @@ class HamiVerbs:
             await self.queue.request("bind", *where, body=binding)
         except (LockError, StatusError) as failure:
             if needs_lock:
-                await self._release(pod, node_name)
+                await self._locks.release(node_name, pod)
             self._tell(pod, WARNING, "BindingFailed", str(failure))
             raise BindError(str(failure)) from failure
         text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
@@ -452,13 +445,6 @@ class HamiVerbs:
 
     def _tell(self, pod: Json, kind: str, reason: str, text: str) -> None:
         self._events.put_nowait((pod, Notice(kind, reason, text)))
-
-    async def _release(self, pod: Json, node_name: str) -> None:
-        """Release the pod's lock. If that fails, only the lock's timeout ends it."""
-        try:
-            await self._locks.release(node_name, pod)
-        except (LockError, StatusError) as failure:
-            log.warning("scheduler.lock_not_released", node=node_name, err=str(failure))
 
 
 def is_closed(node: Json) -> bool:
@@ -468,11 +454,7 @@ def is_closed(node: Json) -> bool:
 
 def _signature(node: Json) -> object:
     """The part of a Node whose change can make a pod fit or cause an ingestion."""
-    noted = node["metadata"].get("annotations") or {}
-    keys = (annotations.REGISTER, annotations.CORDON, annotations.MUTEX_LOCK)
-    return (
-        *(noted.get(key) for key in keys),
-        REQUESTING in noted.get(annotations.HANDSHAKE, ""),
-        ((node.get("status") or {}).get("allocatable") or {}).get(COUNT),
-        is_closed(node),
-    )
+    noted = dict(node["metadata"].get("annotations") or {})
+    is_asked = REQUESTING in noted.pop(annotations.HANDSHAKE, "")
+    offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT)
+    return noted, is_asked, offered, is_closed(node)
