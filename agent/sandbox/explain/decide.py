@@ -20,30 +20,10 @@ from agent.kit.units import by_number, counted, span
 from agent.kube.objects import EPOCH, decode_moment
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject
 from agent.sandbox.explain import gates as at_gate
-from agent.sandbox.explain.placement import (
-    PLACEMENT,
-    PodPlacement,
-    World,
-    chosen_gate,
-    codes_of,
-    foreign_gate,
-    held_by,
-    opened,
-    place,
-    placement_gate,
-)
-from agent.sandbox.explain.story import (
-    Attempt,
-    Explanation,
-    Gate,
-    GateVerdict,
-    PlacingChange,
-    agent_events,
-    core_words,
-    last_attempt,
-    mib,
-    request_words,
-)
+from agent.sandbox.explain import placement as at_node
+from agent.sandbox.explain import story
+from agent.sandbox.explain.placement import PodPlacement, World, codes_of, held_by, opened
+from agent.sandbox.explain.story import Attempt, Explanation, Gate, GateVerdict, PlacingChange
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import (
@@ -138,7 +118,7 @@ class _Tries:
     def _repair(self, node: str, uuid: str, index: int) -> tuple[str, str]:
         """How an unhealthy GPU comes back: taken back, if an operator released it, or repaired."""
         gpu, shown = f"GPU {index} ({cap(uuid, 64)}) of {cap(node, 128)}", cap(node, 128)
-        told = agent_events(self._world.snapshot.node_events, node)
+        told = story.agent_events(self._world.snapshot.node_events, node)
         about = (one for one in told if uuid in one.message and one.last)
         last = max(about, key=lambda one: one.last or EPOCH, default=None)
         if last is not None and last.reason == "GpuReleased":
@@ -194,7 +174,7 @@ class _Tries:
             best, most = self._greatest_cap(kind)
             if best:
                 said = {
-                    MEMORY: f"{mib(best)} ({MEMORY}) instead of {mib(most)}",
+                    MEMORY: f"{story.mib(best)} ({MEMORY}) instead of {story.mib(most)}",
                     CORES: f"{best} % of the cores ({CORES}) instead of {most} %",
                     COUNT: f"{counted(best, 'GPU')} in one container ({COUNT}) instead of {most}",
                 }[kind]
@@ -214,8 +194,8 @@ class _Tries:
             step = max(1, -(-(len(some) - 1) // (HOLDERS_TRIED - 1)))
             for rank, (load, holder) in enumerate([*some[:-1:step], *some[-1:]]):
                 ends = ", which is being deleted" if is_deleted else " to end, or end it"
-                cores = f" and {core_words(load.core_percent)}" if load.core_percent else ""
-                held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
+                cores = f" and {story.core_words(load.core_percent)}" if load.core_percent else ""
+                held = f"it holds {story.mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
                 said = f"wait for {cap(f'{holder.namespace}/{holder.name}', 192)}{ends} ({held})"
                 state = self._world.registered(holder.chosen, without=holder.uid)
                 size = (0 if is_deleted else 6, rank)
@@ -275,7 +255,7 @@ def explain_pod(
 ) -> Explanation:
     """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
     world, pod = World(snapshot, settings or model.SchedulerSettings()), snapshot.pod
-    attempt, has_node = last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
+    attempt, has_node = story.last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
     placement: PodPlacement | None = None
     changes: tuple[PlacingChange, ...] | None = None
     after = [at_gate.start_gate(world, pod, now), at_gate.running_gate(world, pod, now)]
@@ -283,33 +263,33 @@ def explain_pod(
         gates = [Gate(at_gate.ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
         if has_node:
             said = f"it is on {cap(pod['spec']['nodeName'], 128)}"
-            gates.append(Gate(PLACEMENT, GateVerdict.PASSED, said))
+            gates.append(Gate(at_node.PLACEMENT, GateVerdict.PASSED, said))
         elif deleting := at_gate.deletion(pod, now):
             gates = [Gate(at_gate.ADMISSION, GateVerdict.BLOCKED, *deleting)]
         else:
-            gates.append(foreign_gate(world, attempt, now))
+            gates.append(at_node.foreign_gate(world, attempt, now))
         return _story(world, [*gates, *after], None, None, now)
     admission, is_foreign = at_gate.admission_gate(world, pod, now), _is_foreign(world, pod)
     is_over = admission.verdict is GateVerdict.BLOCKED and admission.reason != "E-DELETED"
     if is_over and (is_foreign or has_node):  # what was wrong at first blocks it no more
         admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
     quota = at_gate.quota_gate(world, is_refused=False)
-    searched = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
+    searched = Gate(at_node.PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
     if has_node:
-        searched = chosen_gate(pod)
+        searched = at_node.chosen_gate(pod)
     elif admission.verdict is GateVerdict.BLOCKED:
         if admission.reason in {"E-WEBHOOK", "E-SCHEDULER"} and world.is_complete:
             changes = _created_again(world, pod)
     elif is_foreign:
-        searched = foreign_gate(world, attempt, now)
+        searched = at_node.foreign_gate(world, attempt, now)
     else:
         try:
-            placement = place(world, pod, now) if world.is_complete else None
-            searched = placement_gate(world, placement, attempt, now)
+            placement = at_node.place(world, pod, now) if world.is_complete else None
+            searched = at_node.placement_gate(world, placement, attempt, now)
         except BadWeightsError as error:
             said = f"HAMi's scheduler refuses the pod: {cap(str(error))}"
             advice = f"write `{WEIGHTS}: slot=1,core=1,memory=1`, or drop the annotation"
-            searched = Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
+            searched = Gate(at_node.PLACEMENT, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
         if placement is not None and not placement.fitting:
             is_refused = placement.reason == "ResourceQuotaNotFit"
             quota = at_gate.quota_gate(world, is_refused=is_refused)
@@ -369,7 +349,7 @@ def _story(
     deleted = " and being deleted" if metadata.get("deletionTimestamp") else ""
     headline = f"Pod {cap(namespace, 64)}/{cap(name, 256)} is {cap(phase, 32)}{deleted}{age}."
     asked = [
-        f"{cap(str(container.get('name', '')), 64)}: {request_words(request)}"
+        f"{cap(str(container.get('name', '')), 64)}: {story.request_words(request)}"
         for container in model.all_containers(dict(pod))
         if (request := model.container_request(container, world.settings))
     ]

@@ -18,30 +18,11 @@ from agent.hami.annotations import decode_pod_devices
 from agent.kit.units import by_number, counted, gib, percent, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint
-from agent.sandbox.explain.story import (
-    NODE_UNREGISTERED,
-    TEXT,
-    Attempt,
-    AttemptStage,
-    Gate,
-    GateVerdict,
-    GpuVerdict,
-    NodeVerdict,
-    agent_words,
-    when,
-)
+from agent.sandbox.explain import story
+from agent.sandbox.explain.story import NODE_UNREGISTERED, TEXT, Gate, GateVerdict, GpuVerdict, when
+from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
-from agent.sandbox.scheduler.model import (
-    COUNT,
-    GpuView,
-    Load,
-    RegisteredNode,
-    SchedulerSettings,
-    Steering,
-    init_count,
-    pod_requests,
-    read_steering,
-)
+from agent.sandbox.scheduler.model import GpuView, RegisteredNode, SchedulerSettings, Steering
 from agent.sandbox.scheduler.registry import TERMINAL, Quotas, Reservation, Usage, read_offer
 
 # The cluster of a snapshot, as HAMi's scheduler would see it now.
@@ -131,7 +112,7 @@ class World:
         metadata = snapshot.pod["metadata"]
         self.view: PodView | None = None
         with contextlib.suppress(MalformedText):  # a pod without a name or UID holds nothing
-            self.view = decode_pod(snapshot.pod, COUNT)
+            self.view = decode_pod(snapshot.pod, model.COUNT)
         self.namespace = str(metadata.get("namespace", ""))
         self.nodes = {node.name: node for node in snapshot.nodes}
         self.holders: defaultdict[str, list[ListedPod]] = defaultdict(list)
@@ -172,7 +153,7 @@ class World:
         for quota in quotas:
             limits.see("ADDED", dict(quota))
         fits_quota = functools.partial(limits.fits, self.namespace) if quotas else None
-        requests, inits = pod_requests(plain, self.settings), init_count(plain)
+        requests, inits = model.pod_requests(plain, self.settings), model.init_count(plain)
         wishes = Wishes(requests, inits, self.steering(pod), fits_quota)
 
         def fit(
@@ -192,7 +173,7 @@ class World:
 
     def steering(self, pod: JsonObject) -> Steering:
         """The pod's constraints. Raises BadWeightsError."""
-        return read_steering(pod["metadata"].get("annotations") or {}, self.settings)
+        return model.read_steering(pod["metadata"].get("annotations") or {}, self.settings)
 
 
 def has_gpus(node: ClusterNode) -> bool:
@@ -212,7 +193,7 @@ def usage_of(holders: Iterable[ListedPod]) -> Usage:
     return usage
 
 
-def held_by(holder: ListedPod) -> Load:
+def held_by(holder: ListedPod) -> model.Load:
     """What one pod holds on all GPUs."""
     return usage_of([holder]).held(holder.namespace)
 
@@ -270,7 +251,7 @@ class PodPlacement(msgspec.Struct, frozen=True):
     fits: Mapping[str, NodeFit]
     reason: str
     reasons: Mapping[str, int]
-    nodes: tuple[NodeVerdict, ...]
+    nodes: tuple[story.NodeVerdict, ...]
 
     @property
     def fitting(self) -> list[str]:
@@ -329,7 +310,7 @@ def codes_of(reason: str) -> tuple[str, ...]:
 
 
 def placement_gate(
-    world: World, placement: PodPlacement | None, attempt: Attempt | None, now: dt.datetime
+    world: World, placement: PodPlacement | None, attempt: story.Attempt | None, now: dt.datetime
 ) -> Gate:
     """The gate of a pod without a Node. `placement`: None if the model could not be run."""
     told = (attempt.said(now),) if attempt else ()
@@ -338,7 +319,7 @@ def placement_gate(
     if fitting:
         also = "" if len(fitting) == 1 else " and others"
         fits += f" ({cap(fitting[0], 128)}{also})"
-    if attempt is not None and attempt.stage is AttemptStage.ERROR:
+    if attempt is not None and attempt.stage is story.AttemptStage.ERROR:
         said = f"the scheduler failed, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
         advice = "look at HAMi's scheduler: its pod, its Service and its log"
         facts = (f"by what the Nodes report, {fits}",) if fitting else ()
@@ -347,7 +328,7 @@ def placement_gate(
         return _nowhere(world, placement, told)
     if attempt is None:
         return _untried(world, fits if fitting else "", now)
-    if attempt.stage is AttemptStage.CHOSEN:
+    if attempt.stage is story.AttemptStage.CHOSEN:
         said = fits if fitting else "the scheduler chose a Node, by its Event"
         return Gate(PLACEMENT, GateVerdict.PASSED, said)
     if not fitting:
@@ -359,7 +340,7 @@ def placement_gate(
     return _refused(fitting, fits, attempt, now)
 
 
-def _refused(fitting: Sequence[str], fits: str, attempt: Attempt, now: dt.datetime) -> Gate:
+def _refused(fitting: Sequence[str], fits: str, attempt: story.Attempt, now: dt.datetime) -> Gate:
     """The gate of a pod that fits by what the Nodes report, and that was refused last."""
     told = (attempt.said(now),)
     # The reasons of kube-scheduler's message that are its own rules, not HAMi's answer.
@@ -407,7 +388,7 @@ def chosen_gate(pod: JsonObject) -> Gate:
     return Gate(PLACEMENT, GateVerdict.NOTED, said, "E-SCHEDULER")
 
 
-def foreign_gate(world: World, attempt: Attempt | None, now: dt.datetime) -> Gate:
+def foreign_gate(world: World, attempt: story.Attempt | None, now: dt.datetime) -> Gate:
     """The gate of a pod that kube-scheduler places alone."""
     if attempt is None:
         return _untried(world, "", now)
@@ -422,8 +403,11 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
     if len(placement.fits) == 1:
         said = "the only Node with GPUs does not fit"
     if not placement.fits:
-        reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
-    requests = pod_requests(dict(world.snapshot.pod), world.settings)
+        reason, said = (
+            NODE_UNREGISTERED,
+            "no Node of the cluster reports GPUs to HAMi's scheduler",
+        )
+    requests = model.pod_requests(dict(world.snapshot.pod), world.settings)
     if max((one.memory_mib for one in requests if one), default=0) > world.greatest_mib > 0:
         facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
@@ -447,10 +431,10 @@ def _distance(fit: NodeFit) -> tuple[int, int]:
 
 def _verdict(
     world: World, pod: JsonObject, name: str, fit: NodeFit, now: dt.datetime
-) -> NodeVerdict:
+) -> story.NodeVerdict:
     if fit.groups is not None:
-        return NodeVerdict(name, is_fit=True, said="the pod fits")
-    request = pod_requests(dict(pod), world.settings)[fit.position] if fit.gpus else None
+        return story.NodeVerdict(name, is_fit=True, said="the pod fits")
+    request = model.pod_requests(dict(pod), world.settings)[fit.position] if fit.gpus else None
     codes, steering, gpus = codes_of(fit.reason), world.steering(pod), []
     if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
         for gpu in sorted(fit.gpus, key=lambda gpu: gpu.capacity.index):
@@ -472,7 +456,7 @@ def _verdict(
             said = "unregistered: its register annotation is missing or cannot be read"
     elif fit.reason == "NodeInsufficientDevice" and request is not None:
         said = f"it has {counted(len(fit.gpus), 'GPU')}, and one container asks for {request.count}"
-    return NodeVerdict(
+    return story.NodeVerdict(
         name=name,
         is_fit=False,
         reason=fit.reason,
@@ -481,7 +465,7 @@ def _verdict(
         gpus=tuple(gpus),
         has_gpus=has_gpus(node),
         biggest=tuple(text for amount, text in sorted(holders)[:HOLDERS_TOLD] if amount),
-        events=agent_words(world.snapshot.node_events, now, name),
+        events=story.agent_words(world.snapshot.node_events, now, name),
     )
 
 

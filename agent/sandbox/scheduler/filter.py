@@ -13,17 +13,8 @@ from typing import Final
 
 from agent.allocate.room import ContainerRequest
 from agent.model import GpuUuid, Share
-from agent.sandbox.scheduler.model import (
-    BadWeightsError,
-    GpuView,
-    Load,
-    RegisteredNode,
-    SchedulerSettings,
-    Steering,
-    init_count,
-    pod_requests,
-    read_steering,
-)
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import GpuView, Load, RegisteredNode, SchedulerSettings, Steering
 from agent.sandbox.scheduler.registry import Quotas, Reservation
 from agent.sandbox.store import Json
 
@@ -200,17 +191,17 @@ def filter_pod(
 
     `registered` holds the usage of all pods but this one.
     """
-    requests = pod_requests(pod, settings)
+    requests = model.pod_requests(pod, settings)
     if not any(requests):
         return Filtered(nodes=tuple(candidates))
     try:
-        steering = read_steering(pod["metadata"].get("annotations") or {}, settings)
-    except BadWeightsError as bad:
+        steering = model.read_steering(pod["metadata"].get("annotations") or {}, settings)
+    except model.BadWeightsError as bad:
         error = f"calcScore failed {bad} for pod {pod['metadata']['name']}"
         return Filtered(error=error, notices=(Notice(WARNING, "FilteringFailed", error),))
     namespace = pod["metadata"]["namespace"]
     fits_quota = functools.partial(quotas.fits, namespace) if quotas else None
-    wishes = Wishes(requests, init_count(pod), steering, fits_quota)
+    wishes = Wishes(requests, model.init_count(pod), steering, fits_quota)
     failed: dict[str, str] = {}
     fits: list[tuple[float, str, Groups]] = []
     for name in candidates:

@@ -13,18 +13,11 @@ from typing import Final, TypeVar
 import structlog
 
 from agent.ports import Clock
+from agent.sandbox.scheduler import verbs
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, all_containers, lookup
 from agent.sandbox.scheduler.registry import TERMINAL, has_passed_init
-from agent.sandbox.scheduler.verbs import (
-    REGISTER_INTERVAL,
-    BindError,
-    Cluster,
-    EventRecorder,
-    HamiVerbs,
-    StoreCluster,
-    is_closed,
-)
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.store import GoneError, Json, ObjectStore, StatusError
 
 log = structlog.get_logger(__name__)
@@ -61,14 +54,14 @@ class SchedulerModel:
         *,
         settings: SchedulerSettings | None = None,
         eager: bool = False,
-        cluster: Cluster | None = None,
+        cluster: verbs.Cluster | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._store = store
         self._rng = rng
-        plain = StoreCluster(store)
+        plain = verbs.StoreCluster(store)
         self._hami = HamiVerbs(cluster or plain, clock, rng, self.settings, eager=eager)
-        self._events = EventRecorder(plain, clock, self.settings.scheduler_name)
+        self._events = verbs.EventRecorder(plain, clock, self.settings.scheduler_name)
         """kube-scheduler's own Events. Its client has another queue, which is not modelled."""
         self._pending: dict[str, _PendingPod] = {}
         """By UID, in order of arrival."""
@@ -120,7 +113,7 @@ class SchedulerModel:
 
     async def _ingest_in_intervals(self) -> None:
         while True:
-            await asyncio.sleep(REGISTER_INTERVAL)
+            await asyncio.sleep(verbs.REGISTER_INTERVAL)
             if await self._hami.ingest(self._store.select("nodes")):
                 self._stir()
 
@@ -183,7 +176,7 @@ class SchedulerModel:
         waiting.is_taken, waiting.due = True, math.inf
         try:
             nodes = self._store.select("nodes")
-            names = [node["metadata"]["name"] for node in nodes if not is_closed(node)]
+            names = [node["metadata"]["name"] for node in nodes if not verbs.is_closed(node)]
             filtered = await _ask(group, self._hami.filter(pod, names))
         except (StatusError, TimeoutError) as failure:
             await self._fail(pod, str(failure))

@@ -16,17 +16,8 @@ from agent import cluster as annotations
 from agent.errors import MalformedText, cap
 from agent.hami.annotations import RegisteredGpu, decode_either, decode_pod_devices, is_json_form
 from agent.model import GpuUuid, Share
-from agent.sandbox.scheduler.model import (
-    CORES,
-    COUNT,
-    MEMORY,
-    GpuView,
-    Load,
-    RegisteredNode,
-    init_count,
-    parse_quantity,
-    peak_of,
-)
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import GpuView, Load, RegisteredNode, parse_quantity
 from agent.sandbox.store import Json
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
@@ -74,7 +65,7 @@ class Checkup(NamedTuple):
 def check_node(seen: dict[str, object], node: Json, now: dt.datetime) -> Checkup:
     """Apply HAMi's refresh rule to one node. `seen`: the node as last seen, by name; updated."""
     name, noted = node["metadata"]["name"], node["metadata"].get("annotations") or {}
-    offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT, "")
+    offered = ((node.get("status") or {}).get("allocatable") or {}).get(model.COUNT, "")
     handshake, allocatable = noted.get(annotations.HANDSHAKE, ""), parse_quantity(offered) or 0
     asks, is_fresh = REQUESTING not in handshake, True
     with contextlib.suppress(ValueError):  # a request without a time never runs out
@@ -179,7 +170,7 @@ class Reservation:
             for one in group:
                 found = inits if position < self.inits else apps
                 found[one.uuid].append(Load(1, one.memory_mib, one.core_percent))
-        return {uuid: peak_of(inits[uuid], apps[uuid]) for uuid in {*inits, *apps}}
+        return {uuid: model.peak_of(inits[uuid], apps[uuid]) for uuid in {*inits, *apps}}
 
 
 class Usage:
@@ -212,7 +203,7 @@ class Usage:
             with contextlib.suppress(MalformedText):
                 groups = decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
                 namespace = metadata.get("namespace", "")
-                found = Reservation(node, groups, init_count(pod), namespace=namespace)
+                found = Reservation(node, groups, model.init_count(pod), namespace=namespace)
                 self._reservations[uid] = found
 
     def reserve(self, uid: str, reservation: Reservation) -> None:
@@ -273,13 +264,13 @@ class Quotas:
         """Whether the namespace may hold this much more. A limit of 0 blocks all."""
         limits = self._limits[namespace]
         held = self._usage.held(namespace) if limits else Load()
-        memory = limits.get(MEMORY, float("inf")) * self._factor
-        cores = limits.get(CORES, float("inf"))
+        memory = limits.get(model.MEMORY, float("inf")) * self._factor
+        cores = limits.get(model.CORES, float("inf"))
         return held.memory_mib + memory_mib <= memory and held.core_percent + core_percent <= cores
 
 
 def _hard(quota: Json) -> dict[str, int]:
     """HAMi's limits in the quota. A value that is not a whole number is ignored."""
     hard = (quota.get("spec") or {}).get("hard") or {}
-    found = {key: parse_quantity(hard.get(f"limits.{key}")) for key in (MEMORY, CORES)}
+    found = {key: parse_quantity(hard.get(f"limits.{key}")) for key in (model.MEMORY, model.CORES)}
     return {resource: limit for resource, limit in found.items() if limit is not None}

@@ -9,21 +9,8 @@ from copy import deepcopy
 from typing import Final
 
 from agent.cluster import Requirement
-from agent.sandbox.scheduler.model import (
-    CORES,
-    COUNT,
-    MEMORY,
-    MEMORY_PERCENT,
-    PRIORITY,
-    Load,
-    SchedulerSettings,
-    all_containers,
-    init_count,
-    lookup,
-    peak_of,
-    pod_requests,
-    quantity_value,
-)
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load, SchedulerSettings
 from agent.sandbox.scheduler.registry import Quotas
 from agent.sandbox.store import ForbiddenError, Json, StatusError
 
@@ -66,7 +53,7 @@ def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = N
     if name not in (settings.scheduler_name, DEFAULT_SCHEDULER):
         return pod
     pod = deepcopy(pod)
-    wants = [_mutate_container(container) for container in all_containers(pod)]
+    wants = [_mutate_container(container) for container in model.all_containers(pod)]
     if any(wants):
         _take_over(pod, settings)
     if quotas is not None and not _fits_quota(pod, settings, quotas):
@@ -76,7 +63,7 @@ def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = N
 
 def _take_over(pod: Json, settings: SchedulerSettings) -> None:
     """Assign a pod that requests GPUs to HAMi's scheduler. Raises DeniedError."""
-    for container in all_containers(pod):
+    for container in model.all_containers(pod):
         if (container.get("securityContext") or {}).get("privileged"):
             raise DeniedError(f"container {container['name']} is privileged")
     if settings.scheduler_name:
@@ -93,17 +80,17 @@ def _mutate_container(container: Json) -> bool:
     percent = _read_percentage(container)
     resources = container.get("resources") or {}
     limits = dict(resources.get("limits") or {})
-    if PRIORITY in limits:
-        value = str(quantity_value(limits[PRIORITY]) or 0)
+    if model.PRIORITY in limits:
+        value = str(model.quantity_value(limits[model.PRIORITY]) or 0)
         env = [*(container.get("env") or ()), {"name": "CUDA_TASK_PRIORITY", "value": value}]
         container["env"] = env
-    shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, MEMORY_PERCENT))
+    shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, model.MEMORY_PERCENT))
     if COUNT not in limits and shares_a_gpu:
         limits[COUNT] = "1"
     asks = COUNT in limits
-    is_whole = percent == 100 or (percent is None and lookup(container, MEMORY) is None)
-    has_count = asks or lookup(container, COUNT) is not None
-    if has_count and is_whole and lookup(container, CORES) is None:
+    is_whole = percent == 100 or (percent is None and model.lookup(container, MEMORY) is None)
+    has_count = asks or model.lookup(container, COUNT) is not None
+    if has_count and is_whole and model.lookup(container, CORES) is None:
         limits[CORES] = "100"
         asks = True
     if asks:
@@ -113,13 +100,13 @@ def _mutate_container(container: Json) -> bool:
 
 def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:
     """Whether the quota has room for max(sum of app containers, largest init container)."""
-    requests = pod_requests(pod, settings)
+    requests = model.pod_requests(pod, settings)
     asked = [
         Load(0, one.memory_mib * one.count, one.core_percent * one.count) if one else Load()
         for one in requests
     ]
-    inits = init_count(pod)
-    peak = peak_of(asked[:inits], asked[inits:])
+    inits = model.init_count(pod)
+    peak = model.peak_of(asked[:inits], asked[inits:])
     if peak == Load():
         return True
     namespace = pod["metadata"].get("namespace", "")
@@ -127,12 +114,12 @@ def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:
 
 
 def _read_percentage(container: Json) -> int | None:
-    asked = lookup(container, MEMORY_PERCENT)
+    asked = model.lookup(container, model.MEMORY_PERCENT)
     if asked is None:
         return None
-    percent = quantity_value(asked)
+    percent = model.quantity_value(asked)
     if percent is None or not 0 <= percent <= 100:
         shown = asked if percent is None else percent
-        where = f"invalid {MEMORY_PERCENT} value {shown} in container {container['name']}"
+        where = f"invalid {model.MEMORY_PERCENT} value {shown} in container {container['name']}"
         raise DeniedError(f"{where}: must be an integer between 0 and 100", StatusError.code)
     return percent
