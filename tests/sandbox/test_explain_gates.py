@@ -40,10 +40,10 @@ def of_main(**state: Json) -> Json:
     return {"containerStatuses": [{"name": "main", "state": state}]}
 
 
-ANSWERING = {"bind_phase": "allocating", "bind_time": "1767355140"}
+ANSWERING: Json = {"bind_phase": "allocating", "bind_time": "1767355140"}
 BOOKED = {"reason": "CreateContainerConfigError", "message": "other GPU booked [HA-4006]"}
 CREATING = {"reason": "ContainerCreating"}
-BOUND = {"bind_phase": "success"}
+BOUND: Json = {"bind_phase": "success"}
 PODS: dict[str, Json] = {
     "unbound": a_pod(),
     "asked": a_pod("n1", **ANSWERING),
