@@ -12,6 +12,7 @@ from agent.hami.annotations import RegisteredGpu, decode_node_lock
 from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
+from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import (
     BadWeightsError,
     GpuView,
@@ -26,7 +27,7 @@ from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, NodeLocks, Store
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
-from tests.fakes.clock import START, ManualClock
+from tests.fakes.clock import START, LoopClock, ManualClock
 from tests.fakes.scheduler_cluster import (
     LOCK,
     REGISTER,
@@ -377,6 +378,40 @@ async def test_in_a_burst_the_clients_queue_lies_between_bind_time_and_the_stamp
 
     assert least <= max(gaps.values()) <= most
     assert min(gaps.values()) <= 1
+
+
+class LateBinding(RecordedCluster):
+    """A binding takes 40 s."""
+
+    async def before(self, call: str) -> None:
+        if call == "bind pods":
+            await asyncio.sleep(40)
+
+
+def beside(kind: type[RecordedCluster]) -> tuple[FakeCluster, RecordedCluster]:
+    cluster = FakeCluster("GPU-a")
+    requests = kind(cluster.store)
+    cluster.scheduler = SchedulerModel(cluster.store, LoopClock(), Seeded(), cluster=requests)
+    return cluster, requests
+
+
+async def test_kube_scheduler_gives_up_after_thirty_seconds_and_hami_binds_on() -> None:
+    async with scheduling(beside(LateBinding)[0]) as cluster:
+        cluster.submit("p")
+        await cluster.until(lambda: cluster.condition("p") != "")
+        assert "did not answer within 30 s" in cluster.condition("p")
+        await cluster.until(lambda: cluster.is_bound("p"))
+
+
+async def test_a_pod_that_fails_is_tried_again_after_growing_pauses() -> None:
+    cluster, requests = beside(RecordedCluster)
+    weights = {"metadata": {"annotations": {WEIGHTS: "slot=1"}}}
+    cluster.submit("p")
+    cluster.store.update("pods", "default", "p", lambda pod: merge_patch(pod, weights))
+    async with scheduling(cluster):
+        await asyncio.sleep(30)
+
+    assert ("create events", 5) == (requests.calls[-6], requests.calls.count("patch events"))
 
 
 # What others do between two steps of the scheduler; it is as blind to it as HAMi's is.
