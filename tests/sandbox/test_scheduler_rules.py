@@ -19,7 +19,6 @@ from agent.sandbox.scheduler.model import (
     RegisteredNode,
     SchedulerSettings,
     Steering,
-    parse_quantity,
     read_steering,
 )
 from agent.sandbox.scheduler.registry import Quotas, Reservation, Usage, read_offer
@@ -39,13 +38,6 @@ from tests.fakes.scheduler_cluster import (
 from tests.fakes.scheduler_vectors import build_pod
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("5", 5), ("2Ki", 2048), ("2000m", 2), ("1.5", None), ("", None)]
-)
-def test_a_quantity_is_a_whole_number_or_nothing(text: str, number: int | None) -> None:
-    assert number == parse_quantity(text)
 
 
 def placed(*ends: int | None, **metadata: str) -> dict[str, object]:
