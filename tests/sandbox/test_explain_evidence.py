@@ -135,7 +135,7 @@ REJECTED = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
 NVML = "Failed to initialize NVML: Unknown Error"
 TEXTS = f"""
 failed | Allocate failed due to no healthy devices present | no healthy slice
-failed | requested number of devices unavailable. Requested: 2, Available: 1 | all slices of the node
+failed | requested number of devices unavailable. Requested: 2, Available: 1 | all slices of the
 failed | Allocate failed due to rpc error: code = Unavailable desc = EOF | plugin of the node ended
 failed | due to rpc error: code = Internal desc = device 3 not found | another device plugin
 waiting | unresolvable CDI devices k8s.device-plugin.nvidia.com/gpu=GPU-2 | no CDI specification

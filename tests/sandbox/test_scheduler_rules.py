@@ -6,27 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.allocate.room import ContainerRequest
 from agent.cluster import BIND_TIME
-from agent.hami.annotations import RegisteredGpu, decode_node_lock
+from agent.hami.annotations import decode_node_lock
 from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import merge_patch
-from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
+from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.loop import SchedulerModel
-from agent.sandbox.scheduler.model import (
-    BadWeightsError,
-    GpuView,
-    RegisteredNode,
-    SchedulerSettings,
-    Steering,
-    read_steering,
-)
+from agent.sandbox.scheduler.model import BadWeightsError, SchedulerSettings, read_steering
 from agent.sandbox.scheduler.registry import Quotas, Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, NodeLocks, StoreCluster
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, LoopClock, ManualClock
+from tests.fakes.explain_rig import a_gpu
 from tests.fakes.scheduler_cluster import (
     LOCK,
     REGISTER,
@@ -207,37 +200,6 @@ def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
 # How a pod's annotations steer the choice of GPUs, in the corners that no vector reaches.
 
 WEIGHTS = "hami.io/device-scoring-weights"
-POLICY = "hami.io/gpu-scheduler-policy"
-TOPOLOGY = {POLICY: "topology-aware"}
-UUIDS = tuple(GpuUuid(f"GPU-{name}") for name in "abc")
-
-
-def steering(**annotations: str) -> Steering:
-    return read_steering(annotations, SchedulerSettings())
-
-
-def gpu(uuid: GpuUuid, numa: int = 0) -> RegisteredGpu:
-    return RegisteredGpu(
-        uuid=uuid,
-        index=UUIDS.index(uuid),
-        split_count=10,
-        registered_mib=16000,
-        core_percent=100,
-        type_name="NVIDIA-Tesla T4",
-        mode="hami-core",
-        numa=numa,
-        healthy=True,
-    )
-
-
-def fitted(annotations: dict[str, str], count: int, node: RegisteredNode) -> tuple[list[str], str]:
-    """UUIDs that one container of so many GPUs gets, or the reason."""
-    wishes = Wishes(
-        (ContainerRequest(count, 1000, 101, 0),), 0, read_steering(annotations, SchedulerSettings())
-    )
-    answer = fit_pod(node, wishes)
-    groups: tuple[tuple[Share, ...], ...] = answer.groups or ((),)
-    return [share.uuid for share in groups[0]], answer.reason
 
 
 @pytest.mark.parametrize(
@@ -250,7 +212,7 @@ def fitted(annotations: dict[str, str], count: int, node: RegisteredNode) -> tup
 )
 def test_weights_that_are_not_three_whole_numbers_are_refused(text: str) -> None:
     with pytest.raises(BadWeightsError, match="expected slot, core, and memory weights"):
-        steering(**{WEIGHTS: text})
+        read_steering({WEIGHTS: text}, SchedulerSettings())
 
 
 @pytest.mark.parametrize(
@@ -267,27 +229,8 @@ def test_weights_that_are_not_three_whole_numbers_are_refused(text: str) -> None
     ],
 )
 def test_a_list_of_commas_alone_admits_no_gpu(wish: str, text: str, *, admitted: bool) -> None:
-    found = steering(**{f"nvidia.com/{wish}": text})
-    assert admitted == (found.admits_type(gpu(UUIDS[0])) and found.admits_uuid(gpu(UUIDS[0])))
-
-
-TWO_NUMAS = RegisteredNode(
-    "n", tuple(GpuView(gpu(uuid, numa)) for uuid, numa in zip(UUIDS, (0, 0, 1), strict=True))
-)
-BOUND = TOPOLOGY | {"nvidia.com/numa-bind": "true"}
-
-
-@pytest.mark.parametrize(
-    ("wish", "count", "node", "expected", "reason"),
-    [
-        (BOUND, 2, TWO_NUMAS, ["GPU-b", "GPU-a"], ""),
-        (BOUND, 3, TWO_NUMAS, [], "2/3 AllocatedCardsInsufficientRequest"),
-    ],
-)
-def test_with_numa_binding_the_last_numa_node_alone_is_chosen_from(
-    wish: dict[str, str], count: int, node: RegisteredNode, expected: list[str], reason: str
-) -> None:
-    assert (expected, reason) == fitted(wish, count, node)
+    found, gpu = read_steering({f"nvidia.com/{wish}": text}, SchedulerSettings()), a_gpu("GPU-a")
+    assert admitted == (found.admits_type(gpu) and found.admits_uuid(gpu))
 
 
 # The node lock's rules: whose lock gives way, and what is no lock.

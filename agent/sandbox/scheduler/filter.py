@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.allocate.room import ContainerRequest
 from agent.model import GpuUuid, Share
@@ -103,21 +103,17 @@ def _fit_container(
         uuid = gpu.capacity.uuid
         refusal = _refuse_kind(gpu, node.cordoned, steering)
         if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
-            if not steering.needs_topology:
-                refusals.update((share.uuid, "NumaNotFit") for share in picked)
+            refusals.update((share.uuid, "NumaNotFit") for share in picked)
             numa, picked = gpu.capacity.numa, []
         share = Share(uuid, request.memory_on(gpu.capacity.registered_mib), request.cores)
-        # HAMi counts all GPUs that it looks at as picked, even if it chooses among them later.
         held = Reservation(node.name, (*before, (*picked, share)), wishes.inits)
         refusal = refusal or _refuse_share(gpu, share, wishes, held)
         if refusal is not None:
             refusals[uuid] = refusal
             continue
         picked.append(share)
-        if len(picked) == request.count and not steering.needs_topology:
+        if len(picked) == request.count:
             return tuple(picked), {}
-    if steering.needs_topology and len(picked) >= request.count:
-        return tuple(picked[: request.count]), {}
     refusals.update((share.uuid, "AllocatedCardsInsufficientRequest") for share in picked)
     return None, refusals
 
@@ -155,8 +151,7 @@ def _refuse_share(gpu: GpuView, share: Share, wishes: Wishes, held: Reservation)
     return next((reason for reason, applies in refusals if applies), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """An Event to be written about a pod."""
 
     type: str

@@ -250,14 +250,11 @@ async def _ask(group: asyncio.TaskGroup, verb: Coroutine[None, None, _Answer]) -
             return failure
 
     task = group.create_task(outcome())
-    try:
-        async with asyncio.timeout(HTTP_TIMEOUT):
-            answer = await asyncio.shield(task)
-    except TimeoutError as late:
-        raise TimeoutError(
-            f"context deadline exceeded (the extender did not answer within {HTTP_TIMEOUT:g} s)"
-        ) from late
-    if isinstance(answer, BindError | StatusError):
+    await asyncio.wait([task], timeout=HTTP_TIMEOUT)
+    if not task.done():
+        told = f"the extender did not answer within {HTTP_TIMEOUT:g} s"
+        raise TimeoutError(f"context deadline exceeded ({told})")
+    if isinstance(answer := task.result(), BindError | StatusError):
         raise answer
     return answer
 

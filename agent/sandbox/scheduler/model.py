@@ -226,11 +226,6 @@ class Steering:
         """Whether the pod wants GPUs that no other pod uses."""
         return "mutex" in _split(self.gpu_policy)
 
-    @property
-    def needs_topology(self) -> bool:
-        """Whether HAMi looks at all GPUs before it chooses. Its choice by links is not modelled."""
-        return "topology-aware" in _split(self.gpu_policy)
-
     def admits_type(self, gpu: RegisteredGpu) -> bool:
         """Whether model and mode of the GPU suit the pod."""
         if self.use_types is not None and not _is_like(gpu, self.use_types):
