@@ -15,7 +15,6 @@ from tests.fakes.explain_rig import CORDON, REGISTER, ExplainRig, a_gpu, explain
 
 pytestmark = pytest.mark.looptime(False)
 GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
-WEIGHTS = "hami.io/device-scoring-weights"
 PRIVILEGED = {
     "name": "main",
     "resources": {"limits": {GPU: 1, MEMORY: 1000}},
@@ -105,9 +104,6 @@ CASES: dict[str, Arrange] = {
         rig, {GPU: 1}, spec={"schedulerName": "hami-scheduler"}, admitted=False
     ),
     "a request that HAMi drops": lambda rig: one_gpu(rig, {GPU: 1, MEMORY: "3Gi"}),
-    "bad weights": lambda rig: one_gpu(
-        rig, {GPU: 1, MEMORY: 1000}, annotations={WEIGHTS: "slot=1"}
-    ),
     "a cordoned Node": lambda rig: kept_out(rig, {"unschedulable": True}, {}),
     "a selector": lambda rig: kept_out(rig, {}, {"nodeSelector": {"zone": "b"}}),
     "no single change is enough": lambda rig: one_gpu(rig, {GPU: 2, MEMORY: 20_000}),

@@ -410,12 +410,12 @@ def test_of_a_request_that_fails_each_time_only_its_cause_is_advised(pod, advice
     assert [advice] == [gate.advice for gate in found.gates if gate.advice]
 
 
-def test_a_pod_that_hami_would_refuse_for_its_weights_is_not_told_to_be_created_again():
-    weights = {"annotations": {"hami.io/device-scoring-weights": "slot=1"}}
-    for scheduler in ("default-scheduler", "other"):
-        found = told(a_pod(schedulerName=scheduler, metadata=weights))
-        assert ("admission", ()) == (blocked(found)[0], found.changes)
-    assert ("placement", "E-REQUEST") == blocked(told(a_pod(metadata=weights)))
+def test_hamis_refusal_of_an_annotation_is_quoted():
+    wrong = 'calcScore failed invalid hami.io/device-scoring-weights annotation "slot=1"'
+    found = told(a_pod(said(wrong, "SchedulerError")))
+
+    assert ("placement", "E-ERROR") == blocked(found)
+    assert wrong in words(found)
     assert told(a_pod(schedulerName="default-scheduler")).changes
 
 

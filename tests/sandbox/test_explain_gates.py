@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from agent.hami.annotations import encode_register_colon
 from agent.kube.reader import ClusterNode, ListedPod, Taint
 from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation
 from agent.sandbox.scheduler.verbs import encode_node_lock
-from tests.fakes.explain_rig import LOCK
+from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu
 from tests.sandbox import explained
 from tests.sandbox.explained import NOW, Json, a_holder, a_node, event
 
@@ -142,6 +143,12 @@ def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str
     assert [f"drop the annotation {key}" for key in marks] == [
         change.said for change in explanation.changes
     ]
+
+
+def test_a_report_for_schedulers_before_2_8_is_read_too():
+    node = a_node(marks={REGISTER: encode_register_colon([a_gpu("GPU-a")])})
+
+    assert "it fits" in told(a_pod(), nodes=(node,)).gate("placement").said
 
 
 def test_init_containers_that_passed_free_what_only_they_held():

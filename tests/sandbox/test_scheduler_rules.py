@@ -12,11 +12,11 @@ from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.loop import SchedulerModel
-from agent.sandbox.scheduler.model import BadWeightsError, SchedulerSettings, read_steering
+from agent.sandbox.scheduler.model import SchedulerSettings, read_steering
 from agent.sandbox.scheduler.registry import Quotas, Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, NodeLocks, StoreCluster
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
-from agent.sandbox.store import Json, ObjectStore
+from agent.sandbox.store import Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, LoopClock, ManualClock
 from tests.fakes.explain_rig import a_gpu
@@ -199,21 +199,6 @@ def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
 
 # How a pod's annotations steer the choice of GPUs, in the corners that no vector reaches.
 
-WEIGHTS = "hami.io/device-scoring-weights"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("slot=1", "slot=1,core=1,memory", "slot=1,slot=1,memory=1", "slot=a,core=1,memory=1"),
-        *(f"slot={2**63},core=1,memory=1", f"slot={'9' * 5000},core=1,memory=1"),
-        *("slot=-1,core=1,memory=1", "slot=1,core=1,fans=1", "slot=0,core=0,memory=0", ""),
-    ],
-)
-def test_weights_that_are_not_three_whole_numbers_are_refused(text: str) -> None:
-    with pytest.raises(BadWeightsError, match="expected slot, core, and memory weights"):
-        read_steering({WEIGHTS: text}, SchedulerSettings())
-
 
 @pytest.mark.parametrize(
     ("wish", "text", "admitted"),
@@ -315,6 +300,14 @@ async def test_in_a_burst_the_clients_queue_lies_between_bind_time_and_the_stamp
     assert min(gaps.values()) <= 1
 
 
+class RefusedPatches(RecordedCluster):
+    """No pod can be patched."""
+
+    async def before(self, call: str) -> None:
+        if call == "patch pods":
+            raise StatusError("not now")
+
+
 class LateBinding(RecordedCluster):
     """A binding takes 40 s."""
 
@@ -339,14 +332,12 @@ async def test_kube_scheduler_gives_up_after_thirty_seconds_and_hami_binds_on() 
 
 
 async def test_a_pod_that_fails_is_tried_again_after_growing_pauses() -> None:
-    cluster, requests = beside(RecordedCluster)
-    weights = {"metadata": {"annotations": {WEIGHTS: "slot=1"}}}
-    cluster.submit("p")
-    cluster.store.update("pods", "default", "p", lambda pod: merge_patch(pod, weights))
+    cluster, requests = beside(RefusedPatches)
     async with scheduling(cluster):
+        cluster.submit("p")
         await asyncio.sleep(30)
 
-    assert ("create events", 5) == (requests.calls[-6], requests.calls.count("patch events"))
+    assert 6 == requests.calls.count("patch pods")
 
 
 # What others do between two steps of the scheduler; it is as blind to it as HAMi's is.

@@ -129,8 +129,8 @@ async def test_a_pod_is_bound_as_by_hami(case_id: str) -> None:
 
 # The filter against what HAMi v2.10's own code answered.
 
-NOT_MODELLED = {"F50", "F51", "F52", "F53", "F54", "F67", "F68", "F39", "F40"}
-"""They are about MIG, and the last two about the choice of GPUs by their links."""
+NOT_MODELLED = {"F50", "F51", "F52", "F53", "F54", "F67", "F68"} | {*("F39", "F40", "F60", "F61")}
+"""They are about MIG; then about the policy topology-aware, and weights for the score."""
 FILTER_CASES = load_cases("filter")
 
 
@@ -199,7 +199,6 @@ def test_the_filter_answers_as_hami(case_id: str) -> None:
     assert (expected.get("NodeNames") or []) == list(filtered.nodes)
     if not filtered.nodes:
         assert (expected.get("FailedNodes") or {}) == filtered.failed
-    assert expected.get("error", "") == filtered.error
     assert expected["events"] == [
         f"{notice.type} {notice.reason} {notice.message}" for notice in filtered.notices
     ]
@@ -223,8 +222,6 @@ def test_gpus_are_scored_and_ordered_as_by_hami(case_id: str) -> None:
     case = FILTER_CASES[case_id]
     nodes = build_nodes(case, build_usage(case))
     wishes = case["pod"].get("annotations", {})
-    if case["expect"].get("error"):
-        pytest.skip("the weights cannot be read: nothing is ordered")
     steering = read_steering(wishes, build_settings(case))
 
     for name, expected in case["expect"]["devices_sorted_first_request"].items():
@@ -232,7 +229,7 @@ def test_gpus_are_scored_and_ordered_as_by_hami(case_id: str) -> None:
 
         assert [entry["id"] for entry in expected] == [gpu.capacity.uuid for gpu in ordered]
         for entry, gpu in zip(expected, ordered, strict=True):
-            assert entry["score"] == pytest.approx(gpu.score(steering.weights), abs=1e-4)
+            assert entry["score"] == pytest.approx(gpu.score, abs=1e-4)
             assert (entry["used"], entry["usedmem"], entry["usedcores"]) == (
                 gpu.load.slots,
                 gpu.load.memory_mib,
@@ -242,7 +239,7 @@ def test_gpus_are_scored_and_ordered_as_by_hami(case_id: str) -> None:
 
 def test_every_vector_is_covered_or_named_with_its_reason() -> None:
     assert 73 == len(FILTER_CASES)
-    assert 64 == len(MODELLED)
+    assert 62 == len(MODELLED)
 
 
 DECODED = load_cases("decode_pod_annotation")

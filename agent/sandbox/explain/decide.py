@@ -26,14 +26,7 @@ from agent.sandbox.explain.placement import PodPlacement, World, codes_of, held_
 from agent.sandbox.explain.story import Attempt, Explanation, Gate, GateVerdict, PlacingChange
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import (
-    CORES,
-    COUNT,
-    MEMORY,
-    WEIGHTS,
-    BadWeightsError,
-    RegisteredNode,
-)
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, RegisteredNode
 from agent.sandbox.scheduler.registry import Reservation
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 
@@ -44,7 +37,6 @@ _STEERING: Final = (
     *(f"nvidia.com/{word}" for word in ("use-gputype", "nouse-gputype", "use-gpuuuid")),
     *(f"nvidia.com/{word}" for word in ("nouse-gpuuuid", "vgpu-mode", "numa-bind")),
     "hami.io/gpu-scheduler-policy",
-    WEIGHTS,
 )
 
 
@@ -283,13 +275,8 @@ def explain_pod(
     elif is_foreign:
         searched = at_node.foreign_gate(world, attempt, now)
     else:
-        try:
-            placement = at_node.place(world, pod, now) if world.is_complete else None
-            searched = at_node.placement_gate(world, placement, attempt, now)
-        except BadWeightsError as error:
-            said = f"HAMi's scheduler refuses the pod: {cap(str(error))}"
-            advice = f"write `{WEIGHTS}: slot=1,core=1,memory=1`, or drop the annotation"
-            searched = Gate(at_node.PLACEMENT, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
+        placement = at_node.place(world, pod, now) if world.is_complete else None
+        searched = at_node.placement_gate(world, placement, attempt, now)
         if placement is not None and not placement.fitting:
             is_refused = placement.reason == "ResourceQuotaNotFit"
             quota = at_gate.quota_gate(world, is_refused=is_refused)
@@ -323,7 +310,7 @@ def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
     try:
         spec = {**pod["spec"], "schedulerName": ""}
         fit = world.trial(review_pod({**pod, "spec": spec}, world.settings))
-    except (DeniedError, BadWeightsError):  # HAMi would refuse it
+    except DeniedError:  # HAMi would refuse it
         return ()
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"

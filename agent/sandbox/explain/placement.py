@@ -147,7 +147,7 @@ class World:
         return offer.state(name, usage.loads(name))
 
     def trial(self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None) -> Fits:
-        """What tries the pod on a Node, by the model. Raises BadWeightsError."""
+        """What tries the pod on a Node, by the model."""
         plain, quotas = dict(pod), self.snapshot.quotas if quotas is None else quotas
         limits = Quotas(self.held, self.settings.memory_factor)
         for quota in quotas:
@@ -172,7 +172,7 @@ class World:
         return fit
 
     def steering(self, pod: JsonObject) -> Steering:
-        """The pod's constraints. Raises BadWeightsError."""
+        """The pod's constraints."""
         return model.read_steering(pod["metadata"].get("annotations") or {}, self.settings)
 
 
@@ -265,7 +265,7 @@ class PodPlacement(msgspec.Struct, frozen=True):
 
 
 def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
-    """Try the pod on every Node with GPUs. Raises BadWeightsError."""
+    """Try the pod on every Node with GPUs."""
     fit, steering = world.trial(pod), world.steering(pod)
     names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
     fits = {name: fit(name) for name in names}
@@ -321,7 +321,7 @@ def placement_gate(
         fits += f" ({cap(fitting[0], 128)}{also})"
     if attempt is not None and attempt.stage is story.AttemptStage.ERROR:
         said = f"the scheduler failed, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
-        advice = "look at HAMi's scheduler: its pod, its Service and its log"
+        advice = "do what it says of the pod, or look at HAMi's scheduler: pod, Service and log"
         facts = (f"by what the Nodes report, {fits}",) if fitting else ()
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-ERROR", advice, facts)
     if placement is not None and not fitting and placement.is_judged:

@@ -163,14 +163,13 @@ class Notice(NamedTuple):
 class Filtered:
     """The answer: the `nodes` that pass, why the others do not, and the shares on the chosen node.
 
-    `groups` is None if nothing was reserved: no fit, an error, or a pod without a GPU request (then
+    `groups` is None if nothing was reserved: no fit, or a pod without a GPU request (then
     all candidates pass).
     """
 
     nodes: tuple[str, ...] = ()
     groups: Groups | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
-    error: str = ""
     notices: tuple[Notice, ...] = ()
 
 
@@ -189,11 +188,7 @@ def filter_pod(
     requests = model.pod_requests(pod, settings)
     if not any(requests):
         return Filtered(nodes=tuple(candidates))
-    try:
-        steering = model.read_steering(pod["metadata"].get("annotations") or {}, settings)
-    except model.BadWeightsError as bad:
-        error = f"calcScore failed {bad} for pod {pod['metadata']['name']}"
-        return Filtered(error=error, notices=(Notice(WARNING, "FilteringFailed", error),))
+    steering = model.read_steering(pod["metadata"].get("annotations") or {}, settings)
     namespace = pod["metadata"]["namespace"]
     fits_quota = functools.partial(quotas.fits, namespace) if quotas else None
     wishes = Wishes(requests, model.init_count(pod), steering, fits_quota)

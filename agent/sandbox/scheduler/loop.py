@@ -54,7 +54,7 @@ class SchedulerModel:
         *,
         settings: SchedulerSettings | None = None,
         eager: bool = False,
-        cluster: verbs.Cluster | None = None,
+        cluster: verbs.SchedulerCluster | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._store = store
@@ -181,9 +181,7 @@ class SchedulerModel:
         except (StatusError, TimeoutError) as failure:
             await self._fail(pod, str(failure))
             return
-        if filtered.error:
-            await self._fail(pod, filtered.error)
-        elif not filtered.nodes:
+        if not filtered.nodes:
             await self._reject(pod, "Unschedulable", _explain(filtered))
             # It waits for a change, unless one came meanwhile.
             waiting.is_taken = False

@@ -1,7 +1,5 @@
 """The scheduler's values: GPUs, their use, nodes, and what pods ask for."""
 
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -61,25 +59,17 @@ class GpuView:
         """The same GPU with additional use."""
         return replace(self, load=self.load + more)
 
-    def score(self, weights: "Weights") -> float:
+    @property
+    def score(self) -> float:
         """How full the GPU is, 0 when it is idle (HAMi pkg/scheduler/policy/gpu_policy.go)."""
         has, used = self.capacity, self.load
         if not (has.split_count and has.core_percent and has.registered_mib):
             return 0.0
         return 10 * (
-            weights.slot * used.slots / has.split_count
-            + weights.core * used.core_percent / has.core_percent
-            + weights.memory * used.memory_mib / has.registered_mib
+            used.slots / has.split_count
+            + used.core_percent / has.core_percent
+            + used.memory_mib / has.registered_mib
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of slots, cores and memory in the score of a GPU."""
-
-    slot: int = 1
-    core: int = 1
-    memory: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +133,6 @@ MEMORY: Final = "nvidia.com/gpumem"
 MEMORY_PERCENT: Final = "nvidia.com/gpumem-percentage"
 CORES: Final = "nvidia.com/gpucores"
 PRIORITY: Final = "nvidia.com/priority"
-WEIGHTS: Final = "hami.io/device-scoring-weights"
-_WEIGHTS: Final = ("slot", "core", "memory")
-_WEIGHT: Final = re.compile(
-    r"\s*(?P<name>slot|core|memory)\s*=\s*(?P<number>\+?0*[0-9]{1,19})\s*", re.ASCII
-)
 _GO_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 
 
@@ -203,10 +188,6 @@ def container_request(container: Json, settings: SchedulerSettings) -> Container
     return read_request(amounts.get(COUNT, 0), amounts, settings.rules)
 
 
-class BadWeightsError(Exception):
-    """HAMi refuses the pod's scoring weights."""
-
-
 @dataclass(frozen=True, slots=True)
 class Steering:
     """A pod's constraints on its GPUs; None if it has none of a kind."""
@@ -219,7 +200,6 @@ class Steering:
     numa_bind: bool
     gpu_policy: str
     node_policy: str
-    weights: Weights
 
     @property
     def is_mutex(self) -> bool:
@@ -246,11 +226,7 @@ class Steering:
 
 
 def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -> Steering:
-    """The constraints in a pod's annotations.
-
-    Raises:
-        BadWeightsError: the scoring weights are incomplete or not numbers.
-    """
+    """The constraints in a pod's annotations. Weights for the score are not modelled."""
     return Steering(
         use_types=_wish(annotations.get("nvidia.com/use-gputype", "")),
         avoid_types=_wish(annotations.get("nvidia.com/nouse-gputype", "")),
@@ -260,26 +236,25 @@ def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -
         numa_bind=annotations.get("nvidia.com/numa-bind", "") in _GO_TRUE,
         gpu_policy=annotations.get("hami.io/gpu-scheduler-policy", settings.gpu_policy),
         node_policy=annotations.get("hami.io/node-scheduler-policy", settings.node_policy),
-        weights=_read_weights(annotations.get(WEIGHTS)),
     )
 
 
 def _sort_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
-    policy, bind, weights = steering.gpu_policy, steering.numa_bind, steering.weights
+    policy, bind = steering.gpu_policy, steering.numa_bind
     if "," in policy or policy == "numa":
         return _chain_key(steering)
     if policy == "mutex":
         return lambda gpu: (-gpu.load.slots, gpu.capacity.numa)
     sign = 1 if policy == "binpack" else -1
     if bind:
-        return lambda gpu: (-sign * gpu.capacity.numa, sign * gpu.score(weights))
-    return lambda gpu: (sign * gpu.score(weights), gpu.capacity.numa)
+        return lambda gpu: (-sign * gpu.capacity.numa, sign * gpu.score)
+    return lambda gpu: (sign * gpu.score, gpu.capacity.numa)
 
 
 def _chain_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
     keys: dict[str, Callable[[GpuView], float]] = {
-        "binpack": lambda gpu: gpu.score(steering.weights),
-        "spread": lambda gpu: -gpu.score(steering.weights),
+        "binpack": lambda gpu: gpu.score,
+        "spread": lambda gpu: -gpu.score,
         "numa": lambda gpu: gpu.capacity.numa,
     }
     names = [word for word in _split(steering.gpu_policy) if word in keys] or ["spread"]
@@ -300,17 +275,3 @@ def _wish(text: str) -> tuple[str, ...] | None:
 def _is_like(gpu: RegisteredGpu, words: Sequence[str]) -> bool:
     name = gpu.type_name.upper()
     return any(word.upper() in name for word in words)
-
-
-def _read_weights(text: str | None) -> Weights:
-    if text is None:
-        return Weights()
-    parts = text.split(",")
-    found = [match for match in map(_WEIGHT.fullmatch, parts) if match]
-    numbers = {match["name"]: int(match["number"]) for match in found}
-    is_whole = len(parts) == len(found) == len(numbers) == len(_WEIGHTS)
-    if not is_whole or not 0 < max(numbers.values()) < 2**63:
-        shown = json.dumps(text, ensure_ascii=False)
-        said = "expected slot, core, and memory weights"
-        raise BadWeightsError(f"invalid {WEIGHTS} annotation {shown}: {said}")
-    return Weights(**numbers)

@@ -57,7 +57,7 @@ def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
     )
 
 
-class Cluster(Protocol):
+class SchedulerCluster(Protocol):
     """The reads and writes of the scheduler."""
 
     async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
@@ -75,7 +75,7 @@ class StoreCluster:
         self.store = store
 
     async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
-        """See `Cluster.request`."""
+        """See `SchedulerCluster.request`."""
         given, (resource, namespace, name) = body or {}, where
         match verb:
             case "get":
@@ -100,7 +100,7 @@ class QueuedCluster:
     Requests are sent in the order of their calls; one that waits delays only its caller.
     """
 
-    def __init__(self, cluster: Cluster, rate: float, burst: int) -> None:
+    def __init__(self, cluster: SchedulerCluster, rate: float, burst: int) -> None:
         self._cluster = cluster
         self._allowance = Allowance(burst, 1 / rate)
 
@@ -113,7 +113,7 @@ class QueuedCluster:
             await asyncio.sleep(wait)
 
     async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
-        """See `Cluster.request`."""
+        """See `SchedulerCluster.request`."""
         await self.turn()
         return await self._cluster.request(verb, *where, body=body)
 
@@ -124,7 +124,7 @@ class EventRecorder:
     As client-go's tools/record: one request for each Event, POST, then PATCH for the same text.
     """
 
-    def __init__(self, cluster: Cluster, clock: Clock, component: str) -> None:
+    def __init__(self, cluster: SchedulerCluster, clock: Clock, component: str) -> None:
         self._cluster = cluster
         self._clock = clock
         self._component = component
@@ -171,7 +171,7 @@ class NodeLocks:
     Writes to the lock of one node are serialised; the first read of `take` is not.
     """
 
-    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+    def __init__(self, cluster: SchedulerCluster, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -289,7 +289,7 @@ class HamiVerbs:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SchedulerCluster,
         clock: Clock,
         rng: random.Random,
         settings: SchedulerSettings,

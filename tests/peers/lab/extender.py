@@ -40,7 +40,7 @@ REFUSALS: Final = {
 
 
 class KubeCluster:
-    """Implements the scheduler's `Cluster` over a real API server: each call is one request."""
+    """Implements `SchedulerCluster` over a real API server: each call is one request."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -124,7 +124,7 @@ class Extender:
             return web.json_response({"Error": str(failure)})
         passed = list(filtered.nodes)
         failed = None if passed else dict(filtered.failed)
-        answer = {"NodeNames": passed or None, "FailedNodes": failed, "Error": filtered.error}
+        answer = {"NodeNames": passed or None, "FailedNodes": failed, "Error": ""}
         return web.json_response(answer)
 
     async def bind(self, request: web.Request) -> web.Response:
