@@ -2,8 +2,6 @@
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.allocate.room import GpuUse, RoomClaim, gpu_use, pod_use, promised, scheduled, shortage
 from agent.cluster import Phase, PodTable, Role
@@ -29,9 +27,19 @@ def test_init_containers_count_by_their_peak_and_no_memory_means_all_of_it():
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("i20 s10 a5", 20), ("s10 i20 s7 a5", 30), ("s0 i20 s10 a15", 25)]
+    ("text", "mib"),
+    [
+        ("i20 s10 a5", 20),
+        ("s10 i20 s7 a5", 30),
+        ("s0 i20 s10 a15", 25),
+        ("s5 i20 s10 i30 a1 a2", 45),
+        ("i10 s5 i2 a30 a4", 39),
+        ("s1 s2 s4 i8", 15),
+        ("s3", 3),
+    ],
 )
 def test_a_sidecar_runs_beside_what_starts_after_it_in_whatever_order_they_come(text, mib):
+    """As AggregateContainerRequests of k8s.io/component-helpers sums them up."""
     roles = {"s": Role.SIDECAR, "i": Role.INIT, "a": Role.APP}
     claims = [
         RoomClaim(
@@ -51,36 +59,6 @@ def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
 
     assert GpuUse(700, 40) == promised(Ledger((raised,)), table, GPU)
     assert GpuUse(700, 40) == gpu_use(filter(None, [scheduled(raised, None)]), GPU)
-
-
-def of_kubernetes(claims: list[RoomClaim]) -> int:
-    """AggregateContainerRequests of k8s.io/component-helpers, step by step, for one resource."""
-    requests = sum(one.shares[0].memory_mib for one in claims if one.role is Role.APP)
-    restartable = init = 0
-    for one in (one for one in claims if one.role is not Role.APP):
-        asked = one.shares[0].memory_mib
-        if one.role is Role.SIDECAR:
-            requests += asked
-            restartable += asked
-            asked = restartable
-        else:
-            asked += restartable
-        init = max(init, asked)
-    return max(requests, init)
-
-
-KINDS = st.sampled_from((Role.INIT, Role.SIDECAR))
-
-
-@given(st.lists(st.tuples(KINDS, st.integers(1, 99))), st.lists(st.integers(1, 99)))
-def test_a_pod_takes_what_kubernetes_sums_up(inits, apps):
-    told = [*inits, *((Role.APP, mib) for mib in apps)]
-    claims = [
-        RoomClaim(a_pod_uid(1), role, (Share(G1, mib, 0),), place)
-        for place, (role, mib) in enumerate(told)
-    ]
-
-    assert of_kubernetes(claims) == pod_use(claims, GPU).memory_mib
 
 
 def test_what_just_fits_fits_and_one_more_does_not():
