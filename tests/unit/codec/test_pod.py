@@ -61,7 +61,7 @@ def test_the_text_is_byte_for_byte_what_hami_writes(vector: Vector):
         (f"G,NVIDIA,1{'0' * 5_000},5", "group 1: memory is '1000"),
         ("G,NVIDIA,,5", "group 1: memory is ''"),
         ("G,NVIDIA,5,1 ", "group 1: cores is '1'"),
-        ("\x00\ud800", "has 1 of 4 fields"),
+        ("\x00,\ud800", "has 2 of 4 fields"),
     ],
 )
 def test_a_refusal_says_where_and_what(device: str, words: str):
