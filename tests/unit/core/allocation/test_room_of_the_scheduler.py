@@ -13,7 +13,7 @@ from tests.builders import G1, G2, RESOURCE, a_gpu, a_pod_uid, a_row, a_shared_g
 
 NODE = "n1"
 MIB = 16384
-GPUS = {uuid: a_shared_gpu(gpu=a_gpu(uuid=uuid), registered_mib=MIB) for uuid in (G1, G2)}
+SHARED = {uuid: a_shared_gpu(gpu=a_gpu(uuid=uuid), registered_mib=MIB) for uuid in (G1, G2)}
 AT = "2026-09-01T12:00:07Z"
 
 WAITING: dict[str, Any] = {"waiting": {"reason": "PodInitializing"}}
@@ -152,14 +152,14 @@ def test_an_init_peak_counts_until_all_init_containers_have_succeeded(inits, tru
     """For HAMi 2.10 a sidecar is an init container like any other."""
     pod = pod_of(1, inits, [(SMALL, WAITING)])
 
-    assert true == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
-    assert counted == gpu_use(scheduled_of(pod), GPUS[G1]).memory_mib
+    assert true == gpu_use(claims_of(pod), SHARED[G1]).memory_mib
+    assert counted == gpu_use(scheduled_of(pod), SHARED[G1]).memory_mib
 
 
 def test_behind_an_init_container_without_gpus_an_app_container_counts_as_nothing():
     pod = pod_of(1, [(False, None, ended(0), {})], [(BIG, RUNNING)])
 
-    assert 12000 == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
+    assert 12000 == gpu_use(claims_of(pod), SHARED[G1]).memory_mib
     assert [] == scheduled_of(pod)
 
 
@@ -167,7 +167,7 @@ def test_an_app_container_that_was_made_tells_that_the_init_containers_have_succ
     pod = pod_of(1, [(False, BIG, WAITING, {})], [(SMALL, WAITING)])
     pod["status"]["containerStatuses"][0]["lastState"] = ended(137)
 
-    assert 4000 == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
+    assert 4000 == gpu_use(claims_of(pod), SHARED[G1]).memory_mib
     # One that cannot be seen counts with its init containers.
     assert [(True, False), (True, True)] == [
         (row.counts(None), row.counts(view_of(pod))) for row in rows_of(pod)
