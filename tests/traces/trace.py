@@ -189,7 +189,8 @@ class _Reading:
 
     def _call(self, line: Json, behind: list[Json]) -> TracedCall:
         said = next(one for one in behind if one["kind"].startswith("agent-"))
-        ids, container, slots = tuple(line["ids"]), "", ()
+        ids, container = tuple(line["ids"]), ""
+        slots: tuple[Slot, ...] = ()
         if said["kind"] == "agent-refused":
             (pod,) = (
                 pod

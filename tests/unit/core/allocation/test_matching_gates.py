@@ -154,7 +154,7 @@ TABLE = dict(
 DECIDED = frozenset(RefusalReason[row.partition(" | ")[0].strip("-")] for row in TABLE.values())
 
 
-@pytest.mark.parametrize("name", {**SCENES, **TABLE})
+@pytest.mark.parametrize("name", sorted({*SCENES, *TABLE}))
 def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(name: str) -> None:
     gate, wrong, todo = TABLE[name].split(" | ")
     scene = SCENES[name]
