@@ -121,7 +121,8 @@ def load(name: str) -> Trace:
     lines = (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     meta, node, *rest = map(json.loads, lines)
     reading = _Reading(node["object"]["metadata"]["annotations"])
-    events = tuple(filter(None, (reading.event(line, rest[n:]) for n, line in enumerate(rest))))
+    told = (reading.event(line, rest[place:]) for place, line in enumerate(rest))
+    events = tuple(event for event in told if event is not None)
     return Trace(name, meta["begin_unix"], node["object"], events, reading.settled, reading.owners)
 
 
