@@ -127,8 +127,7 @@ def _chunk(
         with silence():
             return "", play_chunk(machine, *chunk)
     except Exception as error:  # noqa: BLE001 -- what the agent raised, in a group or not
-        told = "".join(traceback.format_exception(error))
-        return "\n".join((told, *getattr(error, "__notes__", ()))), Counter()
+        return "".join(traceback.format_exception(error)), Counter()
 
 
 class OneHistory(RuleBasedStateMachine):

@@ -277,19 +277,6 @@ def test_a_planted_bug_in_health_is_found(breach, plant, monkeypatch) -> None:
         play(GpuHistories, ENOUGH, same_ones=True)
 
 
-def test_a_gpu_that_is_lost_while_the_driver_hangs_is_noticed_after_it_answers_again() -> None:
-    histories = GpuHistories()
-    histories.begin()
-    try:
-        histories.after(12.0)
-        histories.a_gpu_is_lost(gpu=UUIDS[0], pause=0.3)
-        for _ in range(2):
-            histories.the_driver_hangs(seconds=30.0)
-            assert [] == [*histories.world.breaches()]
-    finally:
-        histories.end()
-
-
 def test_two_gpus_that_fail_alike_beside_an_ill_one_are_served_as_long_as_a_driver_that_fails():
     histories = GpuHistories()
     histories.begin()

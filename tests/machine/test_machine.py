@@ -196,23 +196,3 @@ def test_good_pods_that_come_meanwhile_run(dead: int, seed: int, most: int) -> N
     assert NEW == len(ends)
     assert ends.count("Failed") <= most
     assert ends.count("Running") == NEW - ends.count("Failed")
-
-
-@pytest.mark.parametrize("gap", [0.1, 0.3, 0.5, 0.7])
-def test_one_of_two_that_died_around_the_kubelets_start_gets_no_share_of_the_other(gap: float):
-    """It skips what ran when it started, and asks for what was dead then; see `possible`."""
-
-    async def history(world: MachineWorld) -> None:
-        world.create_and_schedule("p", Shape((Box(mib=500, cores=0), Box(mib=900, cores=0))))
-        await asyncio.sleep(60)
-        (uid, early), (_, late) = world.running()
-        await world.kubelet.kill()
-        await world.kubelet.container_died(uid, late)
-        world.kubelet.drive.checkpoint = None
-        await world.kubelet.start()
-        await asyncio.sleep(gap)
-        if (uid, early) in world.running():
-            await world.kubelet.container_died(uid, early)
-        await asyncio.sleep(LONG)
-
-    play_one(history)
