@@ -1,32 +1,25 @@
 """What the agent reports of its node, and what kubelet and HAMi's scheduler make of it."""
 
 import asyncio
-import contextlib
 import json
 
 import pytest
-import pytest_asyncio
 
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.cluster import is_ready
 from tests.peers.lab.grants import told_environment
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import (
-    NODE_PATH,
     Told,
     gpu_uuids,
     node_of,
-    node_writes,
-    register_text,
     registered_health,
     until_allocatable,
-    until_node_writes,
     until_offered,
     until_told,
     until_unlocked,
 )
-from tests.peers.lab.placement import agent_said, place, share, wall
+from tests.peers.lab.placement import place, share
 from tests.peers.lab.pods import (
     a_container,
     a_pod,
@@ -43,8 +36,6 @@ from tests.peers.lab.pods import (
     until_settled,
 )
 from tests.peers.lab.pods import until_told as until_pods_told
-from tests.peers.lab.requests import mark_of_rest
-from tests.peers.lab.space import until
 from tests.peers.lab.table import FAR
 
 pytestmark = pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
@@ -98,94 +89,6 @@ async def test_memory_beyond_a_gpus_own_can_be_had_once_it_is_scaled(cluster, ta
     assert ("3000m", None, "1") == tuple(old.get(name) for name in limits)
     assert lived == lives_of(cluster, before)
     assert [] == agent.events("alloc.refused")
-
-
-@contextlib.asynccontextmanager
-async def present_again(cluster):
-    """Whatever happens in the block, afterwards there is a Node that takes pods."""
-    try:
-        yield
-    finally:
-        if NODE not in cluster.nodes.objects:
-            await cluster.kubelet.restart()
-        await cluster.nodes.until(lambda: is_ready(cluster.nodes), 60.0, "the Node is not ready")
-
-
-async def test_a_node_that_was_deleted_and_made_anew_is_told_by_one_write(cluster, agent, table):
-    uid, text = node_of(cluster)["metadata"]["uid"], register_text(cluster)
-    mark = await mark_of_rest(cluster)
-
-    async with present_again(cluster):
-        await cluster.api.delete(NODE_PATH)
-        await until(lambda: bool(agent.events("node.deleted")), 20.0, agent.part.tail)
-        await asyncio.sleep(QUIET)  # what is claimed is about this time
-        assert 0 == node_writes(cluster, mark), "there is no Node to write to"
-        began = asyncio.get_running_loop().time()
-        await cluster.kubelet.restart()  # it makes its Node when it starts, and only then
-        at = await until_told(cluster, Told(8, 10), began, 60.0)
-        made = cluster.nodes.when(NODE, lambda node: uid != node["metadata"]["uid"], since=began)
-        table.hold("Node made anew → register annotation", at - made, BOUND)
-    await until_allocatable(cluster)
-    await until_node_writes(cluster, mark, 1)
-    await asyncio.sleep(QUIET)  # what is claimed is about this time
-
-    assert text == register_text(cluster)
-    assert 1 == node_writes(cluster, mark)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def fresh_kubelet(cluster):
-    """Afterwards a kubelet that sees the Node as it is.
-
-    The watch of one that was without its server comes back up to a minute later, and until then it
-    does not write what it takes for written.
-    """
-    yield
-    await cluster.revive()
-    await cluster.kubelet.restart()
-
-
-@pytest.mark.usefixtures("fresh_kubelet")
-@pytest.mark.parametrize(
-    ("manner", "seconds"), [("killed", 5), pytest.param("frozen", 30, marks=pytest.mark.long)]
-)
-async def test_what_changed_while_the_api_server_was_away_is_one_write_after_it(
-    cluster, table, manner, seconds
-):
-    agent = await with_settings(cluster)
-    ill, *others = gpu_uuids(cluster)
-    mark = await mark_of_rest(cluster)
-    server, gone = cluster.plane.apiserver, wall()
-    if manner == "frozen":
-        server.freeze()
-    else:
-        await server.kill()
-    await agent.simulate(FELL_OFF)
-    await until_allocatable(cluster, 7 * 10)
-    write_settings(cluster, devicesplitcount=5)
-    await until_allocatable(cluster, 7 * 5)
-    assert not agent_said(agent, "report.written", gone)
-    await asyncio.sleep(gone + seconds - wall())
-    back = wall()
-    if manner == "frozen":
-        server.thaw()
-    else:
-        await server.start()
-
-    await until_told(cluster, Told(8, 5), 0.0, BACK_WITHIN)
-    await until(
-        lambda: bool(agent_said(agent, "report.written", gone)), BACK_WITHIN, agent.part.tail
-    )
-    wrote = agent_said(agent, "report.written", gone)[0]
-    table.add(f"API server comes back ({manner}, {seconds} s) → register annotation", wrote - back)
-    await until_node_writes(cluster, mark, 1)
-    await asyncio.sleep(QUIET)  # what is claimed is about this time
-
-    # One that stood still finds a try whose client has left long ago, and lets it be.
-    assert 1 == node_writes(cluster, mark, done=True)
-    assert {ill: False} | dict.fromkeys(others, True) == registered_health(node_of(cluster))
-    # The cluster's next test finds the scheduler back: its watches wait up to 30 s for a retry.
-    await run(cluster, a_pod("after"), within=90.0)
 
 
 # A GPU falls ill under a running pod: who is told, what stays, and what lands there no more.

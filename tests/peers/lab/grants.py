@@ -220,7 +220,8 @@ def lost(cluster: Cluster) -> list[str]:
     return [
         words
         for key, pod in cluster.pods.objects.items()
-        for container in lives(pod)
+        for container in lives(pod).keys()
+        & {one["name"] for one in containers_of(pod) if _asks(one)}
         if (words := _loss(cluster, pod, container, ledger.get((key, container))))
     ]
 
@@ -271,41 +272,26 @@ async def decided(cluster: Cluster, made: Object) -> Object:
     return objects[key(name)]
 
 
-# Pods that controllers make: a StatefulSet and a Job, and what each of their pods was given.
+# Pods that a controller makes: a StatefulSet, and what each of its pods was given.
 
 SETS: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
-JOBS: Final = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 _UID: Final = {"name": "TOLD_BY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 _LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT_0"
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
-def _with_template(
-    cluster: Cluster, name: str, memory: int, script: str, restarts: str, **spec: object
-) -> Object:
-    """A controller whose pods tell what they find inside by their UID, for names return."""
+def a_set(cluster: Cluster, name: str, replicas: int) -> Object:
+    """A StatefulSet whose pods tell what they find inside by their UID, for their names return."""
     tell = "env >/tell/$TOLD_BY.new && mv /tell/$TOLD_BY.new /tell/$TOLD_BY.env"
     told = {"name": "tell", "mountPath": "/tell"}
-    main = a_container(memory=memory, script=f"{tell}; {script}", env=[_UID], volumeMounts=[told])
+    main = a_container(script=f"{tell}; sleep 3600", env=[_UID], volumeMounts=[told])
     where = {"path": str(told_directory(cluster)), "type": "DirectoryOrCreate"}
-    volume = {"name": "tell", "hostPath": where}
-    pod = a_pod(name, main, volumes=[volume], restartPolicy=restarts)
-    template = {"metadata": {"labels": {"app": name}}, "spec": pod["spec"]}
+    pod = a_pod(name, main, volumes=[{"name": "tell", "hostPath": where}])
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+    spec = {"replicas": replicas, "serviceName": name, "selector": {"matchLabels": labels}}
     metadata = {"name": name, "namespace": NAMESPACE}
-    return {"metadata": metadata, "spec": {"template": template, **spec}}
-
-
-def a_set(cluster: Cluster, name: str, replicas: int) -> Object:
-    """A StatefulSet whose pods have more memory with each revision."""
-    selector = {"matchLabels": {"app": name}}
-    more = {"replicas": replicas, "serviceName": name, "selector": selector}
-    return _with_template(cluster, name, 3000, "sleep 3600", "Always", **more)
-
-
-def a_job(cluster: Cluster, name: str, completions: int, parallelism: int) -> Object:
-    """A Job of short pods; none may fail."""
-    more = {"completions": completions, "parallelism": parallelism, "backoffLimit": 0}
-    return _with_template(cluster, name, 2000, "sleep 1", "Never", **more)
+    return {"metadata": metadata, "spec": {**spec, "template": template}}
 
 
 async def restart(cluster: Cluster, name: str, revision: int) -> None:
@@ -327,16 +313,6 @@ async def until_rolled_out(cluster: Cluster, name: str, within: float) -> None:
         return is_seen and counts == [wanted] * 3
 
     await until_answer(is_done, within, lambda: f"{name} is not rolled out: {failed(cluster)}")
-
-
-async def until_complete(cluster: Cluster, name: str, within: float) -> None:
-    """Return once a Job has all its completions."""
-
-    async def is_done() -> bool:
-        held = await cluster.api.get(f"{JOBS}/{name}")
-        return bool(held["status"].get("succeeded") == held["spec"]["completions"])
-
-    await until_answer(is_done, within, lambda: f"{name} is not complete: {failed(cluster)}")
 
 
 def seen_pods(cluster: Cluster) -> Iterator[Object]:

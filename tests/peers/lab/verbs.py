@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.peers.lab.agents import SOURCE, Agent
+from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import ADMIN
@@ -17,8 +17,6 @@ from tests.peers.lab.pods import NAMESPACE, status_of
 
 SECONDS: Final = 60.0
 """Until a verb is taken to hang; on a quiet machine it takes one."""
-_OPTIONS: Final = slice(4, None)
-"""Of an agent's command line what follows `python -m agent run`."""
 _REASONS: Final = re.compile(r"0/1 nodes are available: 1 (.+?)\.(?: |$)")
 
 
@@ -65,12 +63,6 @@ async def verb(cluster: Cluster, *words: str, on_node: bool = False) -> VerbAnsw
         raise
     told = (part.decode(errors="replace") for part in (text, errors))
     return VerbAnswer(process.returncode or 0, *told)
-
-
-async def doctor(cluster: Cluster, agent: Agent) -> VerbAnswer:
-    """What `doctor` finds beside that agent, with the agent's own settings."""
-    options = agent.part.command[_OPTIONS]
-    return await verb(cluster, "doctor", *options, "-o", "json", on_node=True)
 
 
 @dataclass(frozen=True, slots=True)
