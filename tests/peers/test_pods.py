@@ -5,40 +5,12 @@ from collections import Counter
 import pytest
 
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.cluster import ACCOUNT, Cluster
+from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import counted
-from tests.peers.lab.grants import (
-    SETS,
-    WHOLE,
-    a_set,
-    decided,
-    expected_inside,
-    failed,
-    grants,
-    restart,
-    seen_inside,
-    told_count,
-    until_rolled_out,
-    until_told_count,
-    wrong_inside,
-)
-from tests.peers.lab.node_state import remove, until_unlocked
-from tests.peers.lab.placement import place, share
-from tests.peers.lab.pods import (
-    PODS,
-    a_container,
-    a_pod,
-    as_seen,
-    gpu_of,
-    name_of,
-    phase_of,
-    run,
-    telling,
-    until_failed,
-    until_settled,
-    until_told,
-)
-from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, refused
+from tests.peers.lab.grants import SETS, WHOLE, grants
+from tests.peers.lab.pods import PODS, a_container, a_pod, gpu_of, name_of, phase_of
+from tests.peers.lab.requests import of_pods, refused
+from tests.peers.lab.running import ACCOUNT
 
 UNCONTROLLED = a_container(env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])
 SIDECAR = a_container("proxy", memory=1500, cores=5, restartPolicy="Always")
@@ -82,23 +54,23 @@ LOCKLESS = (
 @pytest.mark.timeout(240)
 async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(cluster):
     await cluster.start_registered_agent(user=ACCOUNT)
-    mark = await mark_of_rest(cluster)
+    mark = await cluster.mark_of_rest()
     served = POD_KINDS + (WITH_INITS if cluster.release.serves_inits else ())
-    pods = [telling(cluster, pod) for pod in (*served, WITHOUT_GPU)]
+    pods = [cluster.telling(pod) for pod in (*served, WITHOUT_GPU)]
     names = [*map(name_of, pods)]
 
     for pod, name in zip(pods, names, strict=True):
-        await run(cluster, pod, within=60.0)
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+        await cluster.run(pod, within=60.0)
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
         if name != "without":
-            await until_settled(cluster, name)
+            await cluster.until_settled(name)
 
-    (whole,) = grants(as_seen(cluster, "whole"))["main"]
+    (whole,) = grants(cluster.as_seen("whole"))["main"]
     assert WHOLE[:2] == (whole.mib, whole.percent)
     assert _annotated(cluster, names) == await _held(cluster)
     # Behind its init container "prepared" is looked at again: PodResources lists none.
     wanted = of_pods(len(served)) + Counter({"get pods": int(cluster.release.serves_inits)})
-    requests = await asked_since(cluster, mark, ACCOUNT, wanted)
+    requests = await cluster.asked_since(mark, ACCOUNT, wanted)
     assert [] == refused(requests)
     assert wanted == counted(requests)
 
@@ -106,9 +78,9 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
 async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, agent):
     for pod in LOCKLESS:
         name = name_of(pod)
-        await run(cluster, telling(cluster, pod), within=60.0)
-        await until_settled(cluster, name)
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+        await cluster.run(cluster.telling(pod), within=60.0)
+        await cluster.until_settled(name)
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
     assert [] == agent.events("alloc.refused")
 
 
@@ -117,8 +89,8 @@ def _annotated(cluster: Cluster, names: list[str]) -> dict[str, set[str]]:
     return {
         f"{name}/{container}": {one.uuid for one in given}
         for name in names
-        for container, given in grants(as_seen(cluster, name)).items()
-        if given and container != "load" and phase_of(as_seen(cluster, name)) == "Running"
+        for container, given in grants(cluster.as_seen(name)).items()
+        if given and container != "load" and phase_of(cluster.as_seen(name)) == "Running"
     }
 
 
@@ -140,41 +112,41 @@ pytestmark = pytest.mark.timeout(420)
 
 def check_refusals(cluster, agent) -> None:
     assert [] == agent.events("alloc.refused")
-    assert [] == failed(cluster)
+    assert [] == cluster.failed()
 
 
 async def run_one(cluster, pod) -> None:
     """Run a pod that is not refused."""
     await cluster.reading.until_current()
-    seen = await decided(cluster, await cluster.api.create(PODS, pod))
+    seen = await cluster.decided(await cluster.api.create(PODS, pod))
     assert phase_of(seen) != "Failed", seen["status"]
 
 
 async def check_inside(cluster, pods) -> None:
     names = [*map(name_of, pods)]
-    await until_told(cluster, *names)
-    wanted = {name: expected_inside(cluster, name) for name in names}
-    assert wanted == {name: await seen_inside(cluster, name) for name in names}
+    await cluster.until_told(*names)
+    wanted = {name: cluster.expected_inside(name) for name in names}
+    assert wanted == {name: await cluster.seen_inside(name) for name in names}
 
 
 async def test_a_stateful_set_of_3_restarted_five_times(cluster, agent):
-    told = told_count(cluster)
+    told = cluster.told_count()
     await cluster.reading.until_current()
     try:
-        await cluster.api.create(SETS, a_set(cluster, "web", 3))
-        await until_rolled_out(cluster, "web", 120.0)
+        await cluster.api.create(SETS, cluster.a_set("web", 3))
+        await cluster.until_rolled_out("web", 120.0)
         for revision in range(1, 6):
-            await until_told_count(cluster, told + 3 * revision)  # or it goes before it has told
-            await restart(cluster, "web", revision)
-            await until_rolled_out(cluster, "web", 120.0)
+            await cluster.until_told_count(told + 3 * revision)  # or it goes before it has told
+            await cluster.restart_set("web", revision)
+            await cluster.until_rolled_out("web", 120.0)
 
-        await until_unlocked(cluster)
-        await until_told_count(cluster, told + 18)
+        await cluster.until_unlocked()
+        await cluster.until_told_count(told + 18)
         check_refusals(cluster, agent)
-        assert [] == wrong_inside(cluster, "web")
-        assert 18 == told_count(cluster) - told
+        assert [] == cluster.wrong_inside("web")
+        assert 18 == cluster.told_count() - told
     finally:
-        await remove(cluster, f"{SETS}/web")
+        await cluster.remove(f"{SETS}/web")
 
 
 async def test_pods_with_an_init_container_without_gpus_are_served_as_the_scheduler_places_them(
@@ -185,7 +157,7 @@ async def test_pods_with_an_init_container_without_gpus_are_served_as_the_schedu
     for number in range(10):
         init = a_container("prepare", gpus=0, script="true")
         main = a_container(memory=40000, cores=0)
-        pod = telling(cluster, a_pod(f"prepared-{number}", main, inits=(init,)))
+        pod = cluster.telling(a_pod(f"prepared-{number}", main, inits=(init,)))
         pods.append(pod)
         await run_one(cluster, pod)
 
@@ -200,9 +172,9 @@ async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(c
     forbidden = {"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}
     rejected = a_pod("rejected", securityContext=forbidden)
 
-    await place(cluster, rejected, [[share(cluster, 0)]])
+    await cluster.place(rejected, [[cluster.share(0)]])
 
-    status = await until_failed(cluster, "rejected")
+    status = await cluster.until_failed("rejected")
     assert "SysctlForbidden" == status["reason"]
     assert not agent.events("alloc.answered") + agent.events("alloc.refused")
-    await until_unlocked(cluster)
+    await cluster.until_unlocked()

@@ -13,10 +13,10 @@ from agent import cluster as annotations
 from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.control import AuditLog, counted
 from tests.peers.lab.node_state import Capacity
-from tests.peers.lab.releases import BEFORE_2_8, BEFORE_2_10, MODEL, Release, impossible
-from tests.peers.lab.space import because
-from tests.peers.lab.stream import STARTING, TOLD_LATE, Gap, Rejected
+from tests.peers.lab.part import because
+from tests.peers.lab.placing import BEFORE_2_8, BEFORE_2_10, MODEL, Release, impossible
 from tests.peers.lab.table import Table
+from tests.peers.test_kills import STARTING, TOLD_LATE, Gap, Rejected
 
 # The audit log tells what was asked since a mark, or that it cannot tell.
 
