@@ -20,7 +20,7 @@ from tests.marking import on_real_time
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, kept, open_cluster
 from tests.peers.lab.nodes import NodeUnderTest, ProbePlugin, RealNode, open_model_node
-from tests.peers.lab.placing import MODEL, Programs, Release, impossible, release_of
+from tests.peers.lab.placing import MODEL, Programs, Release, release_of
 from tests.peers.lab.requests import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.table import Table, age_of
@@ -55,9 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
     for item in items:
-        test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
-        if item.path.parent == HERE and (reason := impossible(release, test)):
-            item.add_marker(pytest.mark.skip(f"HAMi {release}: {reason}"))
+        for mark in item.iter_markers("from_release"):
+            first, why = mark.args
+            if release.number < first:
+                item.add_marker(pytest.mark.skip(f"HAMi {release}: {why}"))
     on_real_time(items, HERE, 120, one_loop=True)
     # A worker that began a long module last would be at it when all others are done.
     longest: dict[Path, float] = {}
@@ -167,7 +168,7 @@ def pytest_terminal_summary(
 ) -> None:
     """The table is shown and written at the end, also of a run without failures."""
     table = config.stash.get(MEASURED, Table())
-    if table.rows and config.getoption("--peers"):
+    if table.told() and config.getoption("--peers"):
         long = config.getoption("markexpr") == "long"
         path = TABLE.with_stem("peers-long") if long else TABLE
         table.write(path)

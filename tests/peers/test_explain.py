@@ -135,6 +135,7 @@ async def until_denied(cluster, pod):
     await until_answer(is_denied, 20.0, lambda: "the webhook does not know the quota")
 
 
+@pytest.mark.from_release((2, 10, 0), "it knows no cordon of a GPU")
 async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(cluster, agent):
     sound, ill, *_ = cluster.gpu_uuids()
     full = a_pod("resident", a_container(gpus=7, memory=1000, cores=95))

@@ -357,3 +357,53 @@ async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
 def once(*names):
     """The answers to those pods: one each."""
     return Counter((name, "main") for name in names)
+
+
+# Which rejections a time without an agent explains: the kubelet's own, and only in that time.
+
+GAP = Gap(start=10.0, end=12.0, known=11.0)
+EOF = "rpc error: code = Unavailable desc = error reading from server: EOF"
+PREFERENCE = "device plugin GetPreferredAllocation rpc failed with err: "
+OWN = because("no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu")
+NO_ROOM = (
+    "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, capacity: 0"
+)
+BLIND = because("rpc error: code = Unavailable desc = The pods are not known yet. [HA-2010]")
+OUT_OF_TIME = because(
+    "rpc error: code = Unavailable desc = No answer was found within 2 s; create the pod again. "
+    "[HA-5002]"
+)
+NOT_EXPLAINED = (
+    "rpc error: code = FailedPrecondition desc = Pod a/b has no lock. [HA-2005]",
+    "rpc error: code = Unavailable desc = The driver is silent. [HA-4005]",
+    "requested number of devices unavailable for nvidia.com/gpu. Requested: 1",
+    "forbidden sysctl",
+    "",
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "taken", "at", "explained"),
+    [
+        (OWN, 11.0, 11.5, True),
+        (because(EOF), 11.0, 11.5, True),
+        (because(f"{PREFERENCE}{EOF}"), 11.0, 11.5, True),
+        (NO_ROOM, 11.0, 11.5, True),
+        # It came before or after.
+        (OWN, 12.1, 12.2, False),
+        (OWN, 8.0, 9.9, False),
+        (OWN, 11.0, 12.1 + TOLD_LATE, False),
+        # An agent is blind only until it knows the pods.
+        (OWN, 11.5, 11.5, True),
+        (BLIND, 11.0, 11.5, True),
+        (BLIND, 11.5, 11.5, False),
+        # It may be out of time right after its start only.
+        (OUT_OF_TIME, 12.5, 14.6, True),
+        (OUT_OF_TIME, 12.1 + STARTING, 16.2, False),
+        (OUT_OF_TIME, 9.0, 9.9, False),
+        # An agent refused, or nobody can place it.
+        *((because(text), 11.0, 11.5, False) for text in NOT_EXPLAINED),
+    ],
+)
+def test_what_nobody_answered_is_explained_and_nothing_else(message, taken, at, explained):
+    assert explained == GAP.explains(Rejected("p", taken, at, message))

@@ -75,6 +75,7 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
     assert wanted == counted(requests)
 
 
+@pytest.mark.from_release((2, 8, 0), "it writes no GPUs of init containers")
 async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, agent):
     for pod in LOCKLESS:
         name = name_of(pod)

@@ -8,9 +8,8 @@ import pytest
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.control import NODE
-from tests.peers.lab.node_state import Told, registered_health
+from tests.peers.lab.node_state import registered, registered_health
 from tests.peers.lab.pods import a_container, a_pod, gpu_of
-from tests.peers.lab.table import FAR
 
 pytestmark = pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
 
@@ -50,8 +49,13 @@ async def test_memory_beyond_a_gpus_own_can_be_had_once_it_is_scaled(cluster, ta
     write_settings(cluster, devicesplitcount=12, devicememoryscaling=1.5, libcudaloglevel="4")
     loop = asyncio.get_running_loop()
     began = loop.time()
-    at = await cluster.until_registered(Told(8, 12, 122338), began, FAR * BOUND)
-    table.hold("config.json edited → register annotation", at - began, 6.0)
+    told = {(12, 122338)}
+    await cluster.nodes.until(
+        lambda: told == {(gpu["count"], gpu["devmem"]) for gpu in registered(cluster.node_of())},
+        30.0,
+        "the annotation does not say so",
+    )
+    table.hold("config.json edited → register annotation", loop.time() - began, 6.0)
     await cluster.until_allocatable(8 * 12)
     await cluster.run(cluster.a_telling_pod("after", memory=120_000), within=60.0)
     table.hold("memory scaled → a pod with 120 GB runs", loop.time() - began, 6.0 + SCHEDULED)

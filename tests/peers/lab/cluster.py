@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from tests.peers.lab.agents import lay_out_library
 from tests.peers.lab.api import Api, Watched, watching
@@ -183,49 +183,30 @@ def is_ready(nodes: Watched) -> bool:
 T = TypeVar("T")
 
 
-class Keeper(Generic[T]):
-    """Opens a context and closes it in one and the same task.
+@contextlib.asynccontextmanager
+async def kept(context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """The context's value; the context is opened and closed in one task of its own.
 
     A test framework runs a fixture's beginning and end in two tasks, and a TaskGroup must end in
     the one where it began.
     """
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    opened: asyncio.Future[T] = loop.create_future()
 
-    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
-        self._context = context
-        self._over = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def open(self) -> T:
-        """Open it. Raises what it raises."""
-        loop = asyncio.get_running_loop()
-        opened: asyncio.Future[T] = loop.create_future()
-        self._task = loop.create_task(self._keep(opened))
-        await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            self._task.result()
-        return opened.result()
-
-    async def close(self) -> None:
-        """Close it. Raises what that raises, or what broke it meanwhile."""
-        self._over.set()
-        if self._task is not None:
-            await self._task
-
-    async def _keep(self, opened: asyncio.Future[T]) -> None:
-        async with self._context as value:
+    async def keep() -> None:
+        async with context as value:
             opened.set_result(value)
-            await self._over.wait()
+            await over.wait()
 
-
-@contextlib.asynccontextmanager
-async def kept(context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """The context's value, in a task of its own."""
-    keeper = Keeper(context)
-    value = await keeper.open()
+    task = loop.create_task(keep())
+    await asyncio.wait((task, opened), return_when=asyncio.FIRST_COMPLETED)
+    if not opened.done():
+        task.result()  # raises what the opening has raised
     try:
-        yield value
+        yield opened.result()
     finally:
-        await keeper.close()
+        over.set()
+        await task
 
 
 # A network for the pods of a cluster, and its first Service, `kubernetes`, on it.

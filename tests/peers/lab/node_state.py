@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from agent import cluster as annotations
 from agent.model import GpuUuid
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object, RefusedError
-from tests.peers.lab.control import NODE, NODE_USER
+from tests.peers.lab.control import NODE
 from tests.peers.lab.part import until_answer
 from tests.peers.lab.running import Running
 
@@ -62,37 +62,6 @@ def _record(text: str) -> dict[str, Any]:
     fields = dict(zip(_FIELDS, text.split(","), strict=True))
     numbers = {name: int(fields[name]) for name in _NUMBERS}
     return {**fields, **numbers, "health": fields["health"] == "true"}
-
-
-def text_of(gpus: Sequence[Mapping[str, Any]], *, colon: bool) -> str:
-    """The annotation of those GPUs in one of its forms."""
-    if not colon:
-        return json.dumps(gpus)
-    ill = ({**gpu, "health": str(gpu["health"]).lower()} for gpu in gpus)
-    return "".join(",".join(str(gpu[name]) for name in _FIELDS) + ":" for gpu in ill)
-
-
-# The register annotation as the API server shows it, and who wrote it how often.
-
-_PATCH: Final = "patch nodes"
-_OK: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the annotation says of all GPUs alike."""
-
-    gpus: int
-    count: int
-    mib: int = 81559
-    cores: int = 100
-
-
-def told(node: Object) -> Told | None:
-    """What a Node's annotation says; None where there is none, or GPUs differ."""
-    found = registered(node)
-    alike = {(one["count"], one["devmem"], one["devcore"]) for one in found}
-    return Told(len(found), *next(iter(alike))) if len(alike) == 1 else None
 
 
 # How many slices the kubelet offers, looked at all the time: gaps, and how long they were.
@@ -215,41 +184,6 @@ class WithNode(Running):
             return int(status.get("allocatable", {}).get(RESOURCE, "0"))
 
         await self.nodes.until(lambda: slices == offered(), within, f"{slices} slices on the Node")
-
-    async def until_registered(self, wanted: Told, since: float, within: float) -> float:
-        """When the Node was first seen to say it, after a moment; both by the loop's clock."""
-
-        def seen() -> float | None:
-            return self.nodes.when(NODE, lambda node: wanted == told(node), since=since)
-
-        try:
-            await self.nodes.until(lambda: seen() is not None, within, f"{wanted} is not told")
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}: {told(self.node_of())}") from None
-        found = seen()
-        assert found is not None
-        return found
-
-    def register_text(self) -> str | None:
-        """The annotation as the watch has it now."""
-        return notes_of(self.node_of()).get(annotations.REGISTER)
-
-    def node_writes(self, mark: int, *, done: bool = False) -> int:
-        """How often the agent has tried to write to the Node since a mark in the audit log.
-
-        `done`: how often the API server did so.
-        """
-        asked = self.plane.audit.since(mark, NODE_USER)
-        tries = [one for one in asked if f"{one.verb} {one.resource}" == _PATCH]
-        return sum(one.code == _OK or not done for one in tries)
-
-    async def until_node_writes(self, mark: int, count: int) -> None:
-        """Return once the audit log has so many writes to the Node, which it may show late."""
-
-        async def is_told() -> bool:
-            return self.node_writes(mark) >= count
-
-        await until_answer(is_told, 20.0, lambda: f"{self.node_writes(mark)}, not {count} writes")
 
     async def _look(self, capacity: Capacity) -> None:
         loop = asyncio.get_running_loop()

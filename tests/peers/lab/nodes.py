@@ -41,7 +41,7 @@ from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE
 from tests.peers.lab.node import PodResourcesClient
-from tests.peers.lab.part import Part, until, until_answer
+from tests.peers.lab.part import until, until_answer
 from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, lives, stray
 
 # A device plugin of a test's own: it can look around from inside a call of the kubelet.
@@ -444,17 +444,7 @@ async def open_model_node(root: Path) -> AsyncIterator[ModelNode]:
         await node.kill()
 
 
-# Harm that tests do on purpose: programs that stand still, containers that die.
-
-
-@contextlib.contextmanager
-def frozen(part: Part) -> Iterator[None]:
-    """A program stands still while the block runs."""
-    part.freeze()
-    try:
-        yield
-    finally:
-        part.thaw()
+# Harm that tests do on purpose: containers that die.
 
 
 def processes(container_id: str) -> frozenset[int]:
@@ -485,13 +475,6 @@ async def kill_container(cluster: Cluster, name: str) -> None:
     """Kill a telling pod's one container; what it told is forgotten. As `end_container`."""
     cluster.forget_told(name)
     await end_container(lives(cluster.as_seen(name))["main"].id)
-
-
-async def dies(cluster: Cluster, name: str) -> None:
-    """The same; returns when it runs again and has told. Raises TimeoutError."""
-    await kill_container(cluster, name)
-    await cluster.until_restarted(name, within=60.0)
-    await cluster.until_told(name)
 
 
 # The real kubelet of a cluster as a node under test.

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -90,27 +89,6 @@ def _read(word: str) -> Release | None:
     match = _WORD.fullmatch(word)
     number = (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
     return Release(number) if any(number) else None
-
-
-BEFORE_2_8: Final[Mapping[str, str]] = {
-    "test_pods.py::test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served": (
-        "it counts no GPUs of init containers and writes none for them"
-    )
-}
-"""By test, file and name, why it cannot hold beside a scheduler before 2.8."""
-BEFORE_2_10: Final[Mapping[str, str]] = {
-    "test_explain.py::test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu": (
-        "it knows no cordon of a GPU"
-    )
-}
-"""The same before 2.10."""
-
-
-def impossible(release: Release, test: str) -> str | None:
-    """Why a test (file::name, without its parameters) cannot hold beside it; None: it can."""
-    if release.number < (2, 10, 0) and test in BEFORE_2_10:
-        return BEFORE_2_10[test]
-    return BEFORE_2_8.get(test) if release.is_old else None
 
 
 # The programs that a cluster is made of.
