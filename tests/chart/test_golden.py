@@ -8,6 +8,7 @@ settings that the agent reads in its file, and of the notes. After `tests/chart/
 import itertools
 import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -44,7 +45,9 @@ def settings(text: str) -> Iterator[str]:
     plan = make_plan(Sources(own=SourceFile("config.yaml", text.encode())))
     plan.resolve()
     yield from (f"setting {one.field.key} = {one.value!r}" for one in plan.base)
-    yield from (f"profile {profile!r}" for profile in plan.profiles)
+    for profile in plan.profiles:
+        given = {one.field.key: one.value for one in profile.settings}
+        yield f"profile {profile.name} of {profile.nodes}: {given}"
 
 
 def told(objects: Sequence[Object]) -> Counter[str]:
@@ -66,6 +69,7 @@ def told(objects: Sequence[Object]) -> Counter[str]:
     return Counter([*lines[:1], *known])
 
 
+OBJECT = re.compile(r"([A-Z]\w+ [\w-]*|\w+)(.*)([+-])")
 ROWS: Mapping[str, tuple[Values, str]] = {
     **{name: (values(name), NEWEST) for name in MATRIX},
     **{
@@ -79,11 +83,15 @@ def golden_lines(helm: Helm, name: str) -> list[str]:
     given, kubernetes = ROWS[name]
     found = told(helm.everything(given, kubernetes))
     base = told(helm.everything(LEAST, NEWEST)) if name != "least" else Counter[str]()
-    return [
-        f"== {name}: {json.dumps(given)} on {kubernetes}",
-        *(f"- {line}" for line in sorted((base - found).elements())),
-        *(f"+ {line}" for line in sorted((found - base).elements())),
-    ]
+    changes = [f"{line}-" for line in (base - found).elements()]
+    changes += [f"{line}+" for line in (found - base).elements()]
+    lines = [f"== {name}: {json.dumps(given)} on {kubernetes}"]
+    parts = sorted(OBJECT.findall(line)[0] for line in changes)
+    left = {OBJECT.findall(f"{line}+")[0][0] for line in found}
+    for called, of_object in itertools.groupby(parts, lambda one: one[0]):
+        rows = [f"{sign}{path}" for _, path, sign in of_object]
+        lines += [f"@ {called}", *rows] if called in left else [f"@ {called} is gone"]
+    return lines
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -91,10 +99,9 @@ def test_a_row_of_values_gives_what_it_gave(helm: Helm, name: str):
     lines = GOLDEN.read_text().splitlines()
     begins = [place for place, line in enumerate(lines) if line.startswith("== ")]
     parts = [lines[start:end] for start, end in itertools.pairwise([*begins, len(lines)])]
-    found = golden_lines(helm, name)
 
-    assert len(ROWS) == len(parts)
-    assert found in parts, found
+    assert [*ROWS] == [part[0].removeprefix("== ").partition(': {"')[0] for part in parts]
+    assert parts[[*ROWS].index(name)] == golden_lines(helm, name)
 
 
 def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(helm: Helm):
