@@ -73,24 +73,6 @@ def test_a_directory_that_a_container_changed_is_put_right_or_replaced_unless_it
             assert f"{one} changed its own directory" in line or str(one) in line
 
 
-def test_thousands_of_entries_that_stay_are_given_up_and_hold_up_no_other(hook, leaf):
-    (leaf / "shut").mkdir()
-    with opened(leaf / "shut") as shut:
-        for number in range(3000):
-            os.mkdir(str(number), dir_fd=shut)
-    os.chown(leaf / "shut", OTHER, OTHER)
-    other = leaf.with_name(f"{leaf.name}-b")
-    other.mkdir()
-    (other / "file").write_text("")
-
-    lines = each([leaf], "remove()") + each([other], *ALL)
-
-    assert ["removed", "removed", "1 Permission denied", "prepared"] == said(
-        hook, lines, *NO_PRIVILEGES
-    )
-    assert [] == list(other.iterdir())
-
-
 @pytest.mark.parametrize("mode", [0o777, 0])
 def test_five_thousand_directories_in_each_other_go(hook, mode):
     """In memory, for some disks take milliseconds for each of them."""
@@ -232,29 +214,6 @@ def test_a_full_or_read_only_disk_is_said_and_once_it_takes_writes_it_is_used(ho
     assert ["prepared", "prepared", "well"] == [then, kept, looks[1]]
     assert "Read-only file system; " in looks[0]
     assert "No space left on device; " in looks[2]
-
-
-@pytest.mark.parametrize("limit", ["nr_inodes=300", "size=256k"])
-def test_a_container_that_filled_the_disk_is_removed_from_the_full_disk(hook, limit):
-    """A rename and a removal need no room."""
-    lines = said(
-        hook,
-        "leaf = hook / 'vgpu' / 'containers' / NAME\n"
-        "prepare()\n"
-        "try:\n"
-        "    for number in range(1000):\n"
-        "        (leaf / f'd{number}').mkdir()\n"
-        "        (leaf / f'd{number}' / 'file').write_bytes(bytes(4096))\n"
-        "except OSError as error:\n"
-        "    print(error.strerror)\n"
-        "remove()\n"
-        "clear()\n"
-        "prepare()\n",
-        *("sh", "-c", f'mount -t tmpfs -o mode=755,{limit} none "$0" && exec "$@"', str(hook)),
-        *NO_PRIVILEGES,
-    )
-
-    assert ["prepared", "No space left on device", "removed", "0 ", "prepared"] == lines
 
 
 # What the agent has no right to remove, root removes by the two ways that are documented.

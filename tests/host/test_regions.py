@@ -318,7 +318,7 @@ async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_othe
     for name in bad:
         crowded(hook, name, slots=700)
     regions = HostRegions(hook, thread, cpu=thread.cpu)
-    hours, states = 0.05, set()
+    hours, states = 0.15, set()
 
     for _ in range(round(hours * 720)):
         readings = await regions.read([*bad, NAME])
