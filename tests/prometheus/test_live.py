@@ -96,7 +96,8 @@ async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: 
         metadata = {"uid": a_pod_uid(1), "namespace": "team-a", "name": "train-0"}
         pod = {"metadata": metadata, "spec": {"containers": [wish]}}
         assert (await cluster.kubelet.admit(pod)).admitted
-        await cluster.kubelet.until_running(a_pod_uid(1), "main")
+        running = cluster.kubelet.node.pods[a_pod_uid(1)].running
+        assert await cluster.until(lambda: "main" in running, PATIENCE)
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         target = (cluster.web_address or "").removeprefix("http://")
         async with open_prometheus(tmp_path, own_job(target)) as prometheus:

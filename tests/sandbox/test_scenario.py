@@ -26,13 +26,13 @@ from agent.sandbox.scenario.stage import (
 )
 from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
-from tests.builders import NOON, a_gpu, a_row
+from tests.builders import a_gpu, a_row
 
 ROW = a_row()
 
 
 def answered(kind="allocated", ids=ROW.slice_ids):
-    return KubeletEvent(NOON, 0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
+    return KubeletEvent(0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
 
 
 @pytest.mark.parametrize(
