@@ -25,7 +25,7 @@ from tests.fakes.cuda_stub import CudaStub
 from tests.fakes.offload import Inline
 from tests.fakes.regions import RegionReading
 from tests.host.hook_space import can_mount
-from tests.peers.lab.space import until
+from tests.peers.lab.part import until
 
 LIBRARY: Final = os.environ.get("HAMI_CORE_LIBRARY", "")  # noqa: TID251 -- said by who runs the tests
 BESIDE_LIBRARY: Final = [
