@@ -7,7 +7,6 @@ five minutes later no pod, lock, row or effect may be left over.
 """
 
 import asyncio
-import datetime as dt
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -112,8 +111,6 @@ def test_days_of_pods_leave_no_object_more(many: Many) -> None:
 
 # Of which of the kubelet's panics the agent could have known when it answered.
 
-NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
-
 
 def breaches_after(*events: tuple[str, str]) -> list[str]:
     """What the audit notes when the kubelet does this; each event names a pod."""
@@ -121,7 +118,7 @@ def breaches_after(*events: tuple[str, str]) -> list[str]:
     kubelet: Any = SimpleNamespace(history=SimpleNamespace(listen=heard.append))
     audit = Audit(SimpleNamespace(), kubelet, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     for kind, pod in events:
-        heard[0](KubeletEvent(NOON, 0.0, kind, pod=pod, container="c"))  # type: ignore[arg-type]
+        heard[0](KubeletEvent(0.0, kind, pod=pod, container="c"))  # type: ignore[arg-type]
     return audit.breaches
 
 
