@@ -176,7 +176,7 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     line, _, unknown = capsys.readouterr().err.splitlines()
     assert "HAMI_AGENT_WEB_PROT" in unknown
     assert "c.yaml:1:11: sharing.splitCuont cannot be set" in line
-    assert line.endswith("(and 4 more)")
+    assert line.endswith("(and 4 more: see `hami-agent config check`)")
 
 
 SELECTED = {

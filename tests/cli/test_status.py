@@ -150,7 +150,7 @@ ILL = StatusDocument(
     gpus=(
         msgspec.structs.replace(WELL, cordoned=True, pci="0000:10:00.0", numa=1),
         BAD,
-        GpuStatus(uuid="GPU-x", condition="ok", obstacles=("it is withheld",)),
+        GpuStatus(uuid="GPU-x", condition="ok", obstacles=(SAID.text,)),
     ),
     allocations=(LATE, BUSY, IDLE, DARK),
 )

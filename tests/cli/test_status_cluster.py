@@ -178,8 +178,8 @@ async def test_the_agent_is_read_in_its_pod(rig, others):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (403, "no answer from the API server (403"),
-        (200, "no answer from the API server (200"),
+        (403, "the API server answered 403: forbidden"),
+        (200, "the API server answered 200: forbidden"),
         ("hami-agent status: no agent answers at /run/x", "no agent answers at /run/x"),
         (b"[]", "the answer is no Status"),
     ],
@@ -237,7 +237,7 @@ async def test_on_a_workstation_the_nodes_are_listed(rig):
     lines = [line.split() for line in found.out.splitlines()]
     assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "ALLOCATED", "FREE"] == lines[0]
     assert [["gpu-9", "1", "0", "1"], ["gpu-10", "2", "1", "0"]] == [one[:4] for one in lines[1:3]]
-    assert ["1/20", "4.0", "GiB", "11.6", "GiB"] == lines[2][4:9]
+    assert ["1/20", "4.0/31.2", "GiB", "11.6", "GiB"] == lines[2][4:9]
     assert ["odd", "?"] == lines[3][:2]
     assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]
     assert (5, True) == (found.code, "--node NAME reads one" in found.err)
