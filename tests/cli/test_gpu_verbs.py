@@ -158,16 +158,3 @@ async def test_what_went_wrong_is_said_and_has_its_exit_code(
     error = capsys.readouterr().err
     assert error.startswith(f"hami-agent {verb}: ")
     assert said in error
-
-
-@pytest.mark.parametrize("name", ["", "../x", "a:b", "x" * 65, "a\x1b[2J"])
-@pytest.mark.parametrize("verb", ["recheck", "release"])
-async def test_what_is_no_name_of_a_gpu_is_wrong_usage_and_nothing_is_asked(
-    tmp_path, capsys, verb, name
-):
-    path = tmp_path / "s.sock"
-    async with an_agent(path, "Any", {}) as asked:
-        assert 2 == await run(f"{verb} {shlex.quote(name)}", path)
-
-    assert [] == asked
-    assert "is not an index, a UUID or `all`" in capsys.readouterr().err
