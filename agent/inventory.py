@@ -412,7 +412,7 @@ class InventoryKeeper:
             # start, only the UUID is known, and perhaps the index.
             known = described.get(uuid) or self._facts.get(uuid)
             gpu = known or Gpu(uuid, fault.index if fault else NO_INDEX, "", None, pci="")
-            is_filtered = settings.filters(gpu)
+            is_filtered = uuid in settings.filter_uuids or gpu.index in settings.filter_indexes
             obstacle = _obstacle(gpu, settings) if known and not is_filtered else ""
             is_wanted = not (is_filtered or (obstacle and gpu.name))
             is_lost = fault is not None and fault.lost

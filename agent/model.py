@@ -334,10 +334,6 @@ class SharingSettings(msgspec.Struct, frozen=True):
         live=True)] = False
     # fmt: on
 
-    def filters(self, gpu: Gpu) -> bool:
-        """True if the settings leave the GPU out."""
-        return gpu.uuid in self.filter_uuids or gpu.index in self.filter_indexes
-
 
 class SliceGroup(msgspec.Struct, frozen=True):
     """The listed slices of one GPU, in the order of their numbers. All have the same health."""

@@ -519,8 +519,8 @@ def pod_rows(found: StatusDocument, now: dt.datetime) -> list[list[str]]:
     One that ended, or whose pod is deleted, holds nothing, though its row stays for a minute.
     """
     held = (one for one in found.allocations or () if not one.ended)
-    pairs = [(one, share) for one in held for share in one.shares]
-    pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
+    every = ((one, share) for one in held for share in one.shares)
+    pairs = sorted(every, key=lambda pair: -(pair[1].used_mib or 0))
     booked = {True: "recorded", False: "not recorded", None: UNKNOWN}
     return [
         [

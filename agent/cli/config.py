@@ -184,8 +184,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         lines += [f"{INDENT}{row}" for row in list(table(changed, origin=True))[1:]]
         each.append({"name": title, "profiles": names, "settings": list(map(plain, changed))})
 
-    is_open = any(plan.need_labels(name, labels) for name in args.node or [""])
-    notes = [LEFT_OUT] if is_open else []
+    notes = [LEFT_OUT] if any(plan.need_labels(name, labels) for name in args.node or [""]) else []
     if args.output == TABLE:
         _tell(plan, notes)
     said = {"ok": True, "warnings": list(plan.warnings), "notes": notes, "nodes": each}

@@ -290,9 +290,8 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     Raises:
         Unreachable: there is no such pod, no right to run programs in it, or no answer of doctor.
     """
-    words = ["doctor", "-o", "json"]
-    words += ["--pre"] if args.pre else []
-    words += ["--read-only"] if args.read_only else []
+    given = {"--pre": args.pre, "--read-only": args.read_only}
+    words = ["doctor", "-o", "json", *(flag for flag, is_set in given.items() if is_set)]
     if args.only != EVERY:
         words += ["--only", ",".join(sorted(args.only))]
 
@@ -355,9 +354,9 @@ def _ask_agent(path: Path) -> StatusDocument | Finding:
     except Unreachable as error:
         reason = error.__cause__
         said = f"no agent answers: {getattr(reason, 'strerror', None) or reason or error}"
-        denied: Row = (isinstance(reason, PermissionError), "unknown", said, "run this as root")
-        absent: Row = (True, "wrong", said, "start it; is --run-dir the agent's?")
-        return judged("P-AGENT", path, "", denied, absent)
+        if isinstance(reason, PermissionError):
+            return Finding("P-AGENT", "unknown", str(path), said, "run this as root")
+        return Finding("P-AGENT", "wrong", str(path), said, "start it; is --run-dir the agent's?")
 
 
 async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Finding, ...]:

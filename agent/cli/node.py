@@ -437,6 +437,6 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     is_clean = not refusal and all(node == Cleaned(node.node) for node in done)
     data = {"ok": code == Exit.OK, "refusal": refusal, "nodes": done}
-    said = ["nothing of the agent's was found"] if is_clean else []
-    answer(args.output, "Uninstallation", data, said)
+    nothing = "nothing of the agent's was found"
+    answer(args.output, "Uninstallation", data, [nothing] if is_clean else [])
     return fail("uninstall", refusal, code) if refusal else code

@@ -396,7 +396,9 @@ class KubeSession:
         self._failures: tuple[type[Exception], ...] = (OSError, SettingsError)
         """What becomes an ApiError; TimeoutError is an OSError. The libraries are loaded late."""
         self._is_closed = False
-        self.skip = functools.lru_cache(REMEMBERED)(_skip)
+        self.skip: Callable[[str], None] = functools.lru_cache(REMEMBERED)(
+            lambda why: log.error("kube.object_skipped", err=why)
+        )
         """Says once for each text that an object of a list or watch is left out."""
         self._lag = Lag()
         self._lock = asyncio.Lock()
@@ -594,10 +596,6 @@ class KubeSession:
             text = f"no answer from the API server ({cap(reason, 160)})"
             through = f"reached through {self._connection.source}"
             raise ApiError(f"{request.what}: {text}; {through}") from error
-
-
-def _skip(why: str) -> None:
-    log.error("kube.object_skipped", err=why)
 
 
 async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Raw], T]) -> T:

@@ -48,7 +48,7 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
         assert (row(1),) == service.ledger.value.rows
         disk.crash()
         assert service.ledger.value == decode_state(await disk.content(CURRENT)).ledger
-        assert 1 == service.generation
+        assert 1 == decode_state(await disk.content(CURRENT)).generation
 
 
 async def test_ten_changes_at_once_need_two_writes():
