@@ -65,9 +65,8 @@ class Taint(msgspec.Struct, frozen=True):
 class ClusterNode(msgspec.Struct, frozen=True):
     """A Node as the schedulers see it.
 
-    `annotations`: those of HAMi. `slices`: the allocatable ones, of `capacity`. `reported`: when
-    register annotation, cordon or handshake were last written, and `written`: when an agent last
-    wrote the first; None if it is not known.
+    `annotations`: those of HAMi. `slices`: the allocatable ones, of `capacity`. `written`: when an
+    agent last wrote the register annotation; None if it is not known.
     """
 
     name: str
@@ -77,7 +76,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
     is_closed: bool = False
     slices: int = 0
     capacity: int = 0
-    reported: dt.datetime | None = None
     written: dt.datetime | None = None
 
     def age(self, now: dt.datetime) -> float | None:
@@ -172,15 +170,12 @@ REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet failed because of its devices."""
 SLICES: Final = "nvidia.com/gpu"
 _NOTED: Final = (REGISTER, SCORE, HANDSHAKE, MUTEX_LOCK, CORDON)
-_REPORT: Final = frozenset({REGISTER, CORDON, HANDSHAKE})
-"""A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
 
 
 def decode_cluster_node(node: JsonObject, resource: str = SLICES) -> ClusterNode:
     """Decode a Node, whose slices have that name."""
     notes = texts_in(node, "metadata", "annotations")
     writes = annotation_writes(inside(node, "metadata"))
-    stamps = (decode_moment(time) for key, _, time in writes if key in _REPORT)
     ours = [time for key, writer, time in writes if (key, writer) == (REGISTER, WRITER)]
     offered, had = (
         max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
@@ -198,7 +193,6 @@ def decode_cluster_node(node: JsonObject, resource: str = SLICES) -> ClusterNode
         is_closed=inside(node, "spec").get("unschedulable") is True,
         slices=offered,
         capacity=had,
-        reported=max(filter(None, stamps), default=None),
         written=decode_moment(max(ours, default="")),
     )
 

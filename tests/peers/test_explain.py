@@ -10,7 +10,7 @@ import re
 import pytest
 
 from agent import cluster as annotations
-from agent.sandbox.hardware_talk import XidRequest
+from agent.sandbox.hardware_talk import HardwareRequest
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.identities import NODE
@@ -44,7 +44,7 @@ from tests.peers.lab.space import until_answer
 from tests.peers.lab.verbs import as_advised, doctor, explain, until_reasons, verb
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
-LOST = XidRequest(gpu="1", xid=79)
+LOST = HardwareRequest("xid", "1", 79)
 pytestmark = pytest.mark.timeout(240)
 
 
