@@ -9,7 +9,7 @@ here can overload the real one.
 import pytest
 
 from tests.peers.lab.api import JSON_PATCH, MERGE, STRATEGIC, Object, Refusal
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.control import NODE
 from tests.peers.lab.servers import (
     EVENTS,
     FREE_POD,

@@ -39,24 +39,10 @@ from tests.fakes.clock import LoopClock
 from tests.fakes.plugin import ScriptedPlugin, devices
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.control import NODE
 from tests.peers.lab.node import PodResourcesClient
-from tests.peers.lab.part import Part
-from tests.peers.lab.placement import until_kubelet_says
-from tests.peers.lab.pods import (
-    NAMESPACE,
-    PODS,
-    a_container,
-    a_pod,
-    as_seen,
-    forget_told,
-    key,
-    lives,
-    stray,
-    until_restarted,
-    until_told,
-)
-from tests.peers.lab.space import until, until_answer
+from tests.peers.lab.part import until, until_answer
+from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, lives, stray
 
 # A device plugin of a test's own: it can look around from inside a call of the kubelet.
 
@@ -460,17 +446,7 @@ async def open_model_node(
         await node.kill()
 
 
-# Harm that tests do on purpose: programs that stand still, containers that die.
-
-
-@contextlib.contextmanager
-def frozen(part: Part) -> Iterator[None]:
-    """A program stands still while the block runs."""
-    part.freeze()
-    try:
-        yield
-    finally:
-        part.thaw()
+# Harm that tests do on purpose: containers that die.
 
 
 def processes(container_id: str) -> frozenset[int]:
@@ -499,15 +475,8 @@ async def end_container(container_id: str) -> None:
 
 async def kill_container(cluster: Cluster, name: str) -> None:
     """Kill a telling pod's one container; what it told is forgotten. As `end_container`."""
-    forget_told(cluster, name)
-    await end_container(lives(as_seen(cluster, name))["main"].id)
-
-
-async def dies(cluster: Cluster, name: str) -> None:
-    """The same; returns when it runs again and has told. Raises TimeoutError."""
-    await kill_container(cluster, name)
-    await until_restarted(cluster, name, within=60.0)
-    await until_told(cluster, name)
+    cluster.forget_told(name)
+    await end_container(lives(cluster.as_seen(name))["main"].id)
 
 
 # The real kubelet of a cluster as a node under test.
@@ -568,7 +537,7 @@ class RealNode(NodeUnderTest):
     @override
     async def until_leaving(self, name: str) -> None:
         words = ('"SyncLoop DELETE"', f'"{key(self.known_as(name))}"')
-        await until_kubelet_says(self.cluster, *words, since=0.0)  # its name is this test's own
+        await self.cluster.until_kubelet_says(*words, since=0.0)  # its name is this test's own
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
