@@ -41,8 +41,9 @@ def transcript(line: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("line", transcripts())
-def test_a_verb_prints_what_it_printed(line: str, tmp_path: Path):
-    assert transcripts()[line] == transcript(line, tmp_path)
+def test_a_verb_prints_what_it_printed(line: str):
+    with tempfile.TemporaryDirectory() as place:  # a short path: it has sockets
+        assert transcripts()[line] == transcript(line, Path(place))
 
 
 if __name__ == "__main__":
