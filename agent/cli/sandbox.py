@@ -79,7 +79,8 @@ def summary_lines(
     words = f"{true} of {len(claims)} claims checked and true"
     if failed:
         words += f", {len(failed)} not"
-    yield f"{words}, {unchecked} not checked" if unchecked else words
+    words += f", {unchecked} not checked" if unchecked else ""
+    yield from wrapped(words, width)
 
 
 def invitation(cluster: lab.SandboxCluster) -> str:

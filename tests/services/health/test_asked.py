@@ -8,7 +8,7 @@ import pytest
 from agent.errors import DriverError
 from agent.health.judge import HealthSettings
 from agent.kit.timing import until_tick
-from agent.model import WITHHELD, Cause, Condition, ProbeOutcome, Scan
+from agent.model import Cause, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.services.health.watching import G0, G1, HealthBench, running
 
@@ -38,10 +38,10 @@ async def test_a_recheck_asks_the_gpu_now_and_judges_the_answer(name):
 async def test_a_recheck_says_why_a_gpu_that_is_well_takes_no_pods():
     async with running() as bench:
         await asyncio.sleep(1)
-        bench.keeper.withhold(True)
+        bench.keeper.withhold("the disk is full")
         found = await bench.watch.recheck("0")
         assert not found.serving
-        assert (WITHHELD,) == found.missing
+        assert ("no slice is on offer: the disk is full",) == found.missing
 
         kept_out = a_shared_gpu(present=False, wanted=False)
         bench.inventory.set(an_inventory(gpus=(kept_out,)))
