@@ -49,5 +49,5 @@ def sources_of(words: str) -> dict[str, Any]:
             name, _, value = text.partition("=")
             found.setdefault(kind, {})[name] = value
         elif kind != "nothing":
-            found[kind] = text.replace("\\n", "\n")
+            found[kind.rstrip("!")] = text.replace("\\n", "\n")
     return found
