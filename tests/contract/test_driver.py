@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,8 @@ from agent.errors import DriverError, GpuError
 from agent.gpu.driver import NvmlDriver
 from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome, RecoveryAction
 from agent.ports import Driver
-from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import open_simulation
-from agent.sandbox.hardware_talk import ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub, listening
@@ -45,20 +45,12 @@ def stub_path(tmp_path_factory) -> Path:
     return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
 
 
-REQUESTS: dict[str, Callable[..., talk.NamedGpuRequest]] = {
-    "xid": lambda gpu, xid: talk.XidRequest(gpu=gpu, xid=xid),
-    "lose": lambda gpu: talk.LoseRequest(gpu=gpu),
-    "refuse": lambda gpu: talk.RefuseRequest(gpu=gpu),
-    "find": lambda gpu: talk.RestoreRequest(gpu=gpu),
-    "remove": lambda gpu: talk.RemoveRequest(gpu=gpu),
-}
-
-
 async def simulated(tmp_path: Path, _: pytest.FixtureRequest):
     path = tmp_path / "simulate.sock"
 
-    async def do(word: str, index: int, *xid: int) -> None:
-        await ask(path, REQUESTS[word](str(index), *xid))
+    async def do(word: str, index: int, xid: int = 0) -> None:
+        verb: Any = "restore" if word == "find" else word
+        await ask(path, HardwareRequest(verb, str(index), xid))
 
     async with open_simulation("t4:3", socket_path=path) as driver:
         yield Subject(driver, do)

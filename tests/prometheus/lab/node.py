@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from agent.kit.timing import SystemClock
-from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
+from agent.sandbox.hami_core import HamiCoreRegion
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.stage import Wish, Workload
@@ -38,7 +38,7 @@ def use_gpu(cluster: SandboxCluster, pod: str, used: int, percent: int) -> None:
     """Let the container of a running pod use its GPU; its last kernel starts now."""
     found, now = cluster.pod(pod), SystemClock().now()
     directory = cluster.places.hook / "vgpu" / "containers" / f"{found['metadata']['uid']}_main"
-    region = HamiCoreRegion(directory / "region.cache", HAMI_2_9_0)
+    region = HamiCoreRegion(directory / "region.cache")
     process = region.start(1, ENVIRONMENT, now)
     region.name_gpus(
         re.findall(r"GPU-[0-9a-f-]{36}", found["metadata"]["annotations"][ALLOCATED])[:1]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.peers.lab.identities import free_ports
+from tests.peers.lab.control import free_ports
 from tests.prometheus.lab.expressions import RULES
 
 Json = Mapping[str, Any]
