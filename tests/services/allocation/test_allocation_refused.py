@@ -64,20 +64,6 @@ async def test_a_kubelet_that_answers_late_or_at_the_next_try_costs_no_pod(troub
         assert 1 == len(desk.ledger.rows)
 
 
-async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
-    async with a_desk() as desk:
-        desk.witness.supported = False
-        desk.bind(placed(1))
-        await asyncio.sleep(1)
-        desk.records.reads = 0
-
-        await desk.service.allocate(ids(1))
-
-        assert 1 == len(desk.ledger.rows)
-        assert 1 == desk.records.reads
-        assert 1 == desk.owners_refreshes == desk.refreshes
-
-
 @pytest.mark.parametrize(
     ("synced", "stale", "held"),
     [(False, False, API_BUDGET), (True, True, API_BUDGET), (True, False, OWNER_BUDGET)],
@@ -106,18 +92,6 @@ async def test_an_api_server_that_hangs_holds_the_kubelet_for_few_pods_that_nobo
 
         waits = WAIT_BURST + (elapsed() - began) / WAIT_REFILL
         assert 100 * LIST_PAUSE + waits * OWNER_BUDGET >= elapsed() - began
-
-
-async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
-    async with a_desk() as desk:
-        stray = placed(1, annotations={})
-        desk.admit(stray)
-        began = elapsed()
-
-        await refused(desk, RefusalReason.NO_LOCK)
-
-        assert 0 == desk.owners_refreshes
-        assert LOCK_PAUSE == pytest.approx(elapsed() - began)
 
 
 async def test_a_lock_that_another_pod_used_up_is_no_right_where_the_node_cannot_be_read():
@@ -197,27 +171,6 @@ async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once
 
         assert 0 == pytest.approx(elapsed() - began)
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
-
-
-@pytest.mark.parametrize("present", [True, False], ids=["beside its successor", "alone"])
-async def test_a_deleted_pod_costs_its_successor_no_answer(present):
-    async with a_desk() as desk:
-        gone = placed(1)
-        successor = placed(1, f"{G2},NVIDIA,3000,30:;", uid=placed(9).uid)
-        desk.bind(gone)
-        desk.bury(gone)
-        if present:
-            desk.bind(successor)
-            await desk.service.allocate(ids(1))
-        else:
-            await refused(desk, RefusalReason.POD_DELETED)
-            desk.bind(successor)
-        assert (0 if present else 1) == desk.refreshes
-
-        await desk.service.allocate(ids(1))
-
-        assert [successor.uid] == [row.key.pod_uid for row in desk.ledger.rows]
-        assert present == (("replay", "") in desk.results)
 
 
 async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was_late():

@@ -7,32 +7,14 @@ import pytest
 
 from agent.errors import DriverError
 from agent.health.judge import HealthSettings
-from agent.kit.timing import until_tick
-from agent.model import WITHHELD, Cause, Condition, ProbeOutcome, Scan
+from agent.model import WITHHELD, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
-from tests.services.health.watching import G0, G1, HealthBench, running
+from tests.services.health.watching import G0, G1, running
 
 OFF = HealthSettings(disabled_xids="all")
 ILL = msgspec.structs.replace(
     a_health(condition=Condition.BAD, cause="xid", xid=48, text="XID 48"), needs_reset=True
 )
-
-
-@pytest.mark.parametrize("name", ["1", G1])
-async def test_a_recheck_asks_the_gpu_now_and_judges_the_answer(name):
-    async with running() as bench:
-        await asyncio.sleep(5)
-        bench.driver.outcomes[G1] = ProbeOutcome.LOST
-        found = await bench.watch.recheck(name)
-
-        assert (G1, 1, "ok", "lost", False) == (
-            found.gpu.uuid,
-            found.gpu.index,
-            found.before.condition,
-            found.after.condition,
-            found.serving,
-        )
-        assert ["ok", "lost", "ok"] == bench.conditions
 
 
 async def test_a_recheck_says_why_a_gpu_that_is_well_takes_no_pods():
@@ -70,31 +52,7 @@ async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_su
         assert (True, "off") == (bench.of(a_uuid(5)).serving, bench.of(a_uuid(5)).cause)
 
 
-async def test_what_a_boot_has_mended_is_remembered_as_mended():
-    bench = HealthBench(recalled={G0: ILL}, boot_changed=True)
-
-    assert Condition.OK is bench.memory[G0].condition
-    assert {} == HealthBench(recalled={G0: ILL}).memory
-
-
 # A GPU that an operator has released: not served, not asked, and as it was when taken back.
-
-
-async def test_no_verdict_that_waits_for_the_stream_of_events_undoes_a_release():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.failure = DriverError("the driver is gone")
-        bench.driver.break_events()
-        await asyncio.sleep(150)
-        assert not bench.of(G1).serving
-        bench.driver.failure, bench.driver.opening = None, 1e9
-        await asyncio.sleep(until_tick(HealthSettings().probe_interval) + 0.5)
-        assert not bench.of(G0).serving  # it passed its probe, and waits for the stream
-
-        await bench.watch.release("1")
-        await asyncio.sleep(12)
-
-        assert (True, Cause.RELEASED) == (bench.of(G0).serving, bench.of(G1).cause)
 
 
 async def test_the_events_of_the_others_are_heard_again_right_after_a_release():
