@@ -22,7 +22,7 @@ from agent.kit.timing import MOST, WINDOW
 from agent.reconcile import THROTTLED_PAUSE
 from agent.witness import CALL_DEADLINE
 from tests.builders import NODE, a_lock
-from tests.machine.sides import VirtualLoop, starved
+from tests.machine.sides import starved, virtual
 from tests.services.allocation.allocating import G2, a_desk, ids, placed
 
 
@@ -62,6 +62,20 @@ async def test_a_kubelet_that_answers_late_or_at_the_next_try_costs_no_pod(troub
         assert asked == len(desk.witness.asked)
         assert took is None or took == pytest.approx(elapsed() - began)
         assert 1 == len(desk.ledger.rows)
+
+
+async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
+    async with a_desk() as desk:
+        desk.witness.supported = False
+        desk.bind(placed(1))
+        await asyncio.sleep(1)
+        desk.records.reads = 0
+
+        await desk.service.allocate(ids(1))
+
+        assert 1 == len(desk.ledger.rows)
+        assert 1 == desk.records.reads
+        assert 1 == desk.owners_refreshes == desk.refreshes
 
 
 @pytest.mark.parametrize(
@@ -142,16 +156,13 @@ async def test_however_many_stray_pods_come_they_hold_the_kubelet_for_a_moment_o
         assert 0 < await waste(desk, 200)
 
 
-def test_stray_pods_are_waited_for_no_longer_where_the_agent_gets_little_cpu():
-    async def play():
-        async with a_desk() as desk, starved(0.1):
-            began = elapsed()
-            for number in range(100, 200):
-                await waste(desk, number)
-            return elapsed() - began
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        took = runner.run(play())
+@virtual
+async def test_stray_pods_are_waited_for_no_longer_where_the_agent_gets_little_cpu():
+    async with a_desk() as desk, starved(0.1):
+        began = elapsed()
+        for number in range(100, 200):
+            await waste(desk, number)
+        took = elapsed() - began
 
     waits = WAIT_BURST + took / WAIT_REFILL
     assert waits * LOCK_PAUSE + MOST * (1 + took / WINDOW) >= took

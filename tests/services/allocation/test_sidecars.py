@@ -4,9 +4,11 @@ HAMi 2.10 counts a sidecar as an init container, so it places more than fits, an
 what is free.
 """
 
+import msgspec
 import pytest
 
-from agent.cluster import Role
+from agent.cluster import Phase, Role
+from agent.errors import Refusal, RefusalReason
 from tests.builders import a_container
 from tests.services.allocation.allocating import G1, a_desk, ids, placed
 
@@ -54,3 +56,40 @@ async def test_what_hami_places_beyond_the_gpu_is_served_and_told(first, second,
         assert f"has given out {total} MiB of memory of GPU 0" in event.text
         assert "which has 81559 MiB" in event.text
         assert "sidecars" in event.text
+
+
+async def test_a_pod_that_truly_fits_is_served_although_hami_counts_a_peak_that_is_over():
+    """For HAMi 2.10 the init phase never ends with a sidecar."""
+    async with a_desk() as desk:
+        pod = a_pod_of(1, "i60000 s1000 a10000")
+        await run(desk, pod)
+        containers = tuple(
+            msgspec.structs.replace(one, has_run=True, succeeded=one.role is Role.INIT)
+            for one in pod.containers
+        )
+        desk.see(msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=containers))
+        await run(desk, a_pod_of(2, "a70000"))
+
+        assert [] == desk.said
+        assert 4 == len(desk.ledger.rows)
+
+
+@pytest.mark.parametrize(
+    ("pods", "text", "refreshes"),
+    [
+        (["s50000 a50000"], "let its containers ask for less", 0),
+        (["i1 s50000 a50000"], "let its containers ask for less", 0),
+        (["s40000 a40000", "a50000"], "130000 MiB of memory promised, and it has 81559", 1),
+    ],
+    ids=["alone", "alone, behind an init container", "with another one, and no pod has ended"],
+)
+async def test_what_is_too_much_by_both_sums_is_refused(pods, text, refreshes):
+    async with a_desk() as desk:
+        *before, last = [a_pod_of(number, words) for number, words in enumerate(pods, 1)]
+        for pod in before:
+            await run(desk, pod)
+        with pytest.raises(Refusal, match=text) as caught:
+            await run(desk, last)
+
+        assert RefusalReason.MEMORY_EXCEEDED is caught.value.gate
+        assert refreshes == desk.refreshes

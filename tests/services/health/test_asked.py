@@ -7,9 +7,10 @@ import pytest
 
 from agent.errors import DriverError
 from agent.health.judge import HealthSettings
-from agent.model import WITHHELD, Condition, ProbeOutcome, Scan
+from agent.kit.timing import until_tick
+from agent.model import WITHHELD, Cause, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
-from tests.services.health.watching import G0, G1, running
+from tests.services.health.watching import G0, G1, HealthBench, running
 
 OFF = HealthSettings(disabled_xids="all")
 ILL = msgspec.structs.replace(
@@ -50,6 +51,30 @@ async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_su
         assert not bench.of(a_uuid(5)).serving
         await bench.watch.recheck("5")
         assert (True, "off") == (bench.of(a_uuid(5)).serving, bench.of(a_uuid(5)).cause)
+
+
+async def test_what_a_boot_has_mended_is_remembered_as_mended():
+    bench = HealthBench(recalled={G0: ILL}, boot_changed=True)
+
+    assert Condition.OK is bench.memory[G0].condition
+    assert {} == HealthBench(recalled={G0: ILL}).memory
+
+
+async def test_no_verdict_that_waits_for_the_stream_of_events_undoes_a_release():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.failure = DriverError("the driver is gone")
+        bench.driver.break_events()
+        await asyncio.sleep(150)
+        assert not bench.of(G1).serving
+        bench.driver.failure, bench.driver.opening = None, 1e9
+        await asyncio.sleep(until_tick(HealthSettings().probe_interval) + 0.5)
+        assert not bench.of(G0).serving  # it passed its probe, and waits for the stream
+
+        await bench.watch.release("1")
+        await asyncio.sleep(12)
+
+        assert (True, Cause.RELEASED) == (bench.of(G0).serving, bench.of(G1).cause)
 
 
 # A GPU that an operator has released: not served, not asked, and as it was when taken back.

@@ -174,3 +174,19 @@ def test_one_in_view_alone_has_its_health_no_slice_and_no_place_in_the_annotatio
     assert [G0] == [gpu.uuid for gpu in told(bench.inventory.value)]
     bench.scan(a_gpu(index=0), faults=(msgspec.structs.replace(FAULTS[fault], index=1),))
     assert "0s 1k" == bench.shown
+
+
+def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_none():
+    bench = KeepingBench(SharingSettings(numa_topology=True))
+    bench.scan(*(a_gpu(index=number) for number in range(3)), a_gpu(index=3, numa=1))
+    lists = [bench.slices.value]
+    bench.keeper.judged(dict.fromkeys((G0, G1, G2), BAD))
+    lists.append(bench.slices.value)
+    bench.keeper.judged({G0: a_health(condition=Condition.BAD, text="another text")})
+
+    assert lists[-1] == bench.slices.value
+    assert [1, 2] == [listed.generation for listed in lists]
+    assert [[True] * 4, [False] * 3 + [True]] == [
+        [group.healthy for group in listed.groups] for listed in lists
+    ]
+    assert [0, 0, 0, 1] == [group.numa for group in lists[0].groups]

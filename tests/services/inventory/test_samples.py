@@ -178,3 +178,26 @@ async def test_a_storm_of_refusals_makes_two_looks_a_second_and_changes_the_list
 
     assert 2 < looks - before <= 10 / LEAST + 1
     assert 2 < len(changes) <= looks
+
+
+async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
+    answers, looks, changes = asyncio.Event(), 0, []
+
+    async def hang() -> None:
+        await answers.wait()
+
+    async def count() -> None:
+        nonlocal looks
+        looks += 1
+
+    checks = NodeCheck(AllocateStep.WRITE, hang), NodeCheck(AllocateStep.HOOK, count)
+    withholder = Withholder(checks, changes.append, lambda _: None)
+    async with at_work(withholder.run):
+        await asyncio.sleep(60)
+        (reason,) = withholder.reasons.value
+        assert "the disk has not answered in time" in reason
+        assert looks > 60  # while slices are withheld it looks often
+        answers.set()
+        await asyncio.sleep(0.01)
+
+    assert [True, False] == changes
