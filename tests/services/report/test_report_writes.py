@@ -74,18 +74,6 @@ async def test_a_bad_gpu_is_told_without_delay_and_waits_for_no_inventory_change
     assert 3 == room.api.writes
 
 
-async def test_changes_within_the_jitter_become_one_write():
-    async with reporting(chance=0.9) as room:
-        await room.settled()
-        for count in (3, 4, 5):
-            room.inventory.set(an_inventory(count=count, generation=count))
-            await asyncio.sleep(0.1)
-        await room.settled()
-
-    assert (2, 2) == (room.api.writes, room.written("inventory"))
-    assert room.told(an_inventory(count=5))
-
-
 async def test_retry_after_is_respected_by_health_too():
     loop = asyncio.get_running_loop()
 
@@ -127,16 +115,6 @@ async def test_without_a_gpu_to_tell_of_nothing_is_written(
         assert "no GPU has been found yet" == room.unreported
 
     assert 0 == api.writes
-
-
-@pytest.mark.parametrize("text", [None, "no JSON at all"])
-async def test_an_annotation_that_was_deleted_or_edited_is_put_right(text: str | None):
-    async with reported() as room:
-        room.api.edit_node({REGISTER: text})
-        await room.settled()
-
-        assert room.told(an_inventory())
-        assert 1 == room.written("foreign")
 
 
 @pytest.mark.parametrize(
