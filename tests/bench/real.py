@@ -7,7 +7,7 @@ from functools import partial
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench import process, toll
+from tests.bench import process
 from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
 from tests.bench.lab import PATIENCE, beside, chill, files
@@ -159,7 +159,7 @@ HAMI = "1,319 ms, 21.9 ms with 5 s between pods; -"
 
 async def allocates(_: int) -> list[Figure]:
     """Pods one by one, placed by hand, and after each what it could not do without, by itself."""
-    at_kubelet, inside, tolls = list[float](), list[float](), list[toll.Toll]()
+    at_kubelet, inside, tolls = list[float](), list[float](), list[tuple[float, float]]()
     async with open_bed() as bed:
         cluster = bed.cluster
         agent = (await bed.start()).agent

@@ -9,7 +9,7 @@ from tests.chart.lab.values import DIGEST, LEAST, Values, values
 @pytest.mark.parametrize(
     ("name", "agent", "library"),
     [
-        ("least", "example/hami-agent:0.1.0", "projecthami/hami:v2.10.0"),
+        ("least", "example/hami-agent:0.2.0", "projecthami/hami:v2.10.0"),
         (
             "digest",
             f"registry.example:5000/example/hami-agent@{DIGEST}",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agent.kube.objects import LISTS, LISTS_REFILL, PODS_BURST, PODS_REFILL
-from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
+from agent.sandbox.hami_core import HamiCoreRegion
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
 from agent.sandbox.scenario.stage import Wish, Workload
@@ -212,7 +212,7 @@ async def attacked(
 
 def a_region(path: Path) -> None:
     """That of a container that has not launched for long, and is neither limited nor held back."""
-    region = HamiCoreRegion(path, HAMI_2_9_0)
+    region = HamiCoreRegion(path)
     region.start(7, {}, LONG_AGO)
     region.put(region.offsets.tail + 4, "ii", 0, 0)
 

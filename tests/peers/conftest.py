@@ -24,6 +24,7 @@ from tests.peers.lab.placing import MODEL, Programs, Release, release_of
 from tests.peers.lab.requests import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.table import Table, age_of
+from tests.released import released
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "peers.md"
@@ -145,8 +146,8 @@ def tools() -> Path:
 
 @pytest.fixture(scope="session")
 def archive() -> Path:
-    """The image of the agent: what HAMI_IMAGE_ARCHIVE names, or what tests/peers/run has built."""
-    archive = named("HAMI_IMAGE_ARCHIVE") or ARCHIVE
+    """The image of the agent: of a release that was built, or what tests/peers/run has built."""
+    archive = released("*.oci.tar") or ARCHIVE
     return archive if archive.exists() else leave_out("no image: see `deploy/image/build --lacks`")
 
 

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from agent import cluster as annotations
-from agent.sandbox.hardware_talk import XidRequest
+from agent.sandbox.hardware_talk import HardwareRequest
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.control import NODE
 from tests.peers.lab.node_state import notes_of, registered_health
@@ -21,7 +21,7 @@ from tests.peers.lab.running import ACCOUNT
 from tests.peers.lab.verbs import as_advised
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
-LOST = XidRequest(gpu="1", xid=79)
+LOST = HardwareRequest("xid", "1", 79)
 pytestmark = pytest.mark.timeout(240)
 
 

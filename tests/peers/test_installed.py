@@ -4,7 +4,7 @@ The kubelet runs what the chart says: user, capabilities, seccomp, read-only roo
 the token with the node's name in it. Only the GPUs are simulated. The tests go on from each other's
 release; a test that finds none installs it.
 
-The image is `build/image/small/hami-agent.oci.tar`, or what HAMI_IMAGE_ARCHIVE names. What lies
+The image is that of a release that was built, or `build/image/small/hami-agent.oci.tar`. What lies
 there is not built again: after a change of the agent, run deploy/image/build.
 """
 
@@ -25,7 +25,7 @@ import pytest_asyncio
 from agent import __version__
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED
-from agent.sandbox.hardware_talk import XidRequest, ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import stand_in
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.api import Object
@@ -558,7 +558,8 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     await site.have_installed()
     names = await residents(site, "last")
     before, mark = cluster.lives_of(names), cluster.plane.audit.mark()
-    await ask(cluster.space.view / "run/hami-agent/simulate.sock", XidRequest(gpu="0", xid=79))
+    fallen = HardwareRequest("xid", "0", 79)
+    await ask(cluster.space.view / "run/hami-agent/simulate.sock", fallen)
     await cluster.nodes.until(lambda: condition(cluster) == "True", SERVING, "no condition")
 
     async def is_logged():

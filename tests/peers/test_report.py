@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from agent.sandbox.hardware_talk import XidRequest
+from agent.sandbox.hardware_talk import HardwareRequest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.control import NODE
 from tests.peers.lab.node_state import registered, registered_health
@@ -22,7 +22,7 @@ SCHEDULED = 15.0
 QUIET = 3.0
 """Seconds in which a write that is one too many would be there."""
 LIST_BOUND = 1.0
-FELL_OFF = XidRequest(gpu="0", xid=79)
+FELL_OFF = HardwareRequest("xid", "0", 79)
 
 
 def write_settings(cluster, **entry):

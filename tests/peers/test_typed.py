@@ -98,7 +98,7 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
     pod = await server.admin.get(f"{SYSTEM}/pods/hami-agent-doctor")
     assert "gpu-1" == pod["spec"]["nodeName"]
     (container,) = pod["spec"]["containers"]
-    assert "registry.example:5000/gpu/hami-agent:0.1.0" == container["image"]
+    assert "registry.example:5000/gpu/hami-agent:0.2.0" == container["image"]
 
     # Nobody is there to confirm that the container ended.
     await typed(f"{line('GUIDE.md', 'delete -f deploy/doctor.yaml')} --wait=false")

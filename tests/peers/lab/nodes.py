@@ -379,10 +379,10 @@ _QUICK = Timings(
 class ModelNode(NodeUnderTest):
     """`model` and `store` are public for what only a model can be asked."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, timings: Timings = _QUICK) -> None:
         plugins, pod_resources = root / "dp", root / "pr"
         super().__init__(plugins, pod_resources / "kubelet.sock", "model")
-        self.model = KubeletModel(plugins, pod_resources, LoopClock(), Seeded(), timings=_QUICK)
+        self.model = KubeletModel(plugins, pod_resources, LoopClock(), Seeded(), timings=timings)
         self.store = ObjectStore(LoopClock(), Seeded())
 
     @override
@@ -429,12 +429,14 @@ class ModelNode(NodeUnderTest):
 
 
 @contextlib.asynccontextmanager
-async def open_model_node(root: Path) -> AsyncIterator[ModelNode]:
+async def open_model_node(
+    root: Path, timings: Timings = _QUICK, status_period: float = _TICK
+) -> AsyncIterator[ModelNode]:
     """A started model whose Node is in its store."""
-    node = ModelNode(root)
+    node = ModelNode(root, timings)
     await node.start()
     try:
-        loop = KubeletPodLoop(node.model, node.store, NODE, status_period=_TICK)
+        loop = KubeletPodLoop(node.model, node.store, NODE, status_period=status_period)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(loop.run())
             await node.until(lambda: node.store.select("nodes"), "no Node")
