@@ -21,7 +21,7 @@ from tests.chart.lab.helm import Helm
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.api import JSON_PATCH, STRATEGIC, RefusedError
 from tests.peers.lab.cluster import kept
-from tests.peers.lab.control import ADMIN, NODE, NODE_USER, counted
+from tests.peers.lab.control import ADMIN, NODE, counted
 from tests.peers.lab.guarded import (
     IN_FORCE,
     POLICIES,
@@ -307,31 +307,6 @@ async def left(guarded, *paths):
         found += [one for one in notes if one in REPORT or one.startswith("hami-agent/")]
         found += [one for one in kinds(node["status"]) if one == GPU_DEGRADED]
     return found
-
-
-async def test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other(guarded, tmp_path):
-    await written(guarded, NODE_PATH)
-    kubeconfig = f"--kubeconfig={guarded.plane.kubeconfig(NODE_USER)}"
-    here = ("uninstall", kubeconfig, "--run-dir", str(tmp_path), "--node-name")
-
-    code, said = await said_by(await uninstall(tmp_path, *here, NODE))
-    elsewhere, refused = await said_by(await uninstall(tmp_path, *here, OTHER_NODE))
-    again, nothing = await said_by(await uninstall(tmp_path, *here, NODE))
-
-    assert [] == await left(guarded, NODE_PATH)
-    assert (0, True) == (code, f"{NODE}: removed " in said), said
-    assert (1, True) == (elsewhere, "403" in refused), refused
-    assert (0, True) == (again, "nothing of the agent's was found" in nothing), nothing
-
-
-async def test_confined_as_the_job_is_the_verb_cleans_all_nodes(guarded, tmp_path):
-    await written(guarded, NODE_PATH, OTHER_PATH)
-
-    verb = await uninstall(tmp_path, *guarded.arguments, f"--kubeconfig={guarded.kubeconfig}")
-    code, said = await said_by(verb)
-
-    assert 0 == code, said
-    assert [] == await left(guarded, NODE_PATH, OTHER_PATH)
 
 
 async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end_the_account(

@@ -91,8 +91,8 @@ async def real_server(binaries: Path) -> AsyncIterator[Server]:
             await plane.admin.create("/api/v1/namespaces/default/serviceaccounts", account)
             context = ssl.create_default_context(cafile=plane.certificates.ca)
             tokens = (
-                plane.identities.tokens[ADMIN],
-                plane.identities.tokens[NODE_USER],
+                plane.tokens[ADMIN],
+                plane.tokens[NODE_USER],
                 await account_token(plane.admin),
                 "unknown",
             )
