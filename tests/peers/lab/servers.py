@@ -177,6 +177,18 @@ def marks(**annotations: object) -> Object:
     return {"metadata": {"annotations": annotations}}
 
 
+def conditions(*some: tuple[str, str]) -> Object:
+    """A patch of these conditions, each with its status."""
+    return {
+        "status": {
+            "conditions": [
+                {"type": kind, "status": status, "reason": "r", "message": "m"}
+                for kind, status in some
+            ]
+        }
+    }
+
+
 def version(obj: Object) -> str:
     text: str = obj["metadata"]["resourceVersion"]
     return text

@@ -1,8 +1,6 @@
 """The verbs of `hami-agent` as an operator runs them: each a process, with the admin's rights."""
 
-import asyncio
 import copy
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -12,29 +10,13 @@ from typing import Any, Final
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.control import ADMIN
+from tests.peers.lab.part import Ended, run_program
 from tests.peers.lab.pods import NAMESPACE
 from tests.peers.lab.requests import WithRequests
 
 SECONDS: Final = 60.0
 """Until a verb is taken to hang; on a quiet machine it takes one."""
 _REASONS: Final = re.compile(r"0/1 nodes are available: 1 (.+?)\.(?: |$)")
-
-
-@dataclass(frozen=True, slots=True)
-class VerbAnswer:
-    """How a verb ended, what it printed, and what it complained about."""
-
-    code: int
-    text: str
-    errors: str
-
-    @property
-    def document(self) -> Any:
-        """What it printed, as JSON. Raises AssertionError: it is none."""
-        try:
-            return json.loads(self.text)
-        except json.JSONDecodeError:
-            raise AssertionError(f"exit {self.code}: {self.text}{self.errors}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,32 +77,15 @@ def as_advised(pod: Object, said: str) -> Object:
 class WithVerbs(WithRequests):
     """The verbs of `hami-agent`, run by an operator."""
 
-    async def verb(self, *words: str, on_node: bool = False) -> VerbAnswer:
-        """Run a verb from anywhere, or on the node itself, with the node's files."""
-        room = self.root / "home"
-        room.mkdir(exist_ok=True)
+    async def verb(self, *words: str) -> Ended:
+        """Run a verb from anywhere. Raises TimeoutError: it hangs."""
+        environment = {
+            "PYTHONPATH": str(SOURCE),
+            "HOME": str(self.root),
+            "KUBECONFIG": str(self.plane.kubeconfig(ADMIN)),
+        }
         command = (sys.executable, "-m", "agent", *words)
-        process = await asyncio.create_subprocess_exec(
-            *(self.space.command(command) if on_node else command),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={
-                "PYTHONPATH": str(SOURCE),
-                "PATH": "/usr/bin:/bin",
-                "HOME": str(room),
-                "KUBECONFIG": str(self.plane.kubeconfig(ADMIN)),
-            },
-        )
-        try:
-            async with asyncio.timeout(SECONDS):
-                text, errors = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
-        told = (part.decode(errors="replace") for part in (text, errors))
-        return VerbAnswer(process.returncode or 0, *told)
+        return await run_program(*command, environment=environment, within=SECONDS)
 
     async def explain(self, name: str) -> Explained:
         """What `explain` says of a pod of the tests. Raises AssertionError: it cannot."""
