@@ -31,8 +31,7 @@ from tests.peers.lab.control import ADMIN, NODE, ControlPlane, counted
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.part import run_program, until_answer
 from tests.peers.lab.pods import a_container, a_pod
-from tests.peers.lab.requests import granted
-from tests.peers.lab.running import ACCOUNT, account_token
+from tests.peers.lab.running import ACCOUNT, account_token, granted
 from tests.peers.lab.servers import (
     EVENTS,
     NODE_PATH,

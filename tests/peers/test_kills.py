@@ -22,8 +22,7 @@ from tests.peers.lab.grants import ONLY_LEDGER
 from tests.peers.lab.part import because, until, until_answer
 from tests.peers.lab.placement import ALL_HEALTHY, REGISTERED, agent_said, wall
 from tests.peers.lab.pods import PODS, a_container, a_pod, lives, phase_of
-from tests.peers.lab.requests import refused
-from tests.peers.lab.running import ACCOUNT
+from tests.peers.lab.running import ACCOUNT, refused
 from tests.peers.lab.table import FAR_STARTING
 
 # Times without an agent, and which rejections of pods belong into them.
