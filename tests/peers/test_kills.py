@@ -393,5 +393,5 @@ NOT_EXPLAINED = (
         *((because(text), 11.0, 11.5, False) for text in NOT_EXPLAINED),
     ],
 )
-def test_what_nobody_answered_is_explained_and_nothing_else(message, taken, at, explained):
+async def test_what_nobody_answered_is_explained_and_nothing_else(message, taken, at, explained):
     assert explained == GAP.explains(Rejected("p", taken, at, message))
