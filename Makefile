@@ -97,10 +97,6 @@ test-prometheus: $(STAMP)  ## let a real Prometheus scrape an agent and judge al
 test-browser: $(STAMP)  ## test the page in Debian's chromium and by axe-core (BROWSER='-k word')
 	tests/browser/run $(BROWSER)
 
-.PHONY: screenshots
-screenshots: $(STAMP)  ## take pictures of the page at two widths, light and dark, into build/screenshots
-	tests/browser/run screenshots
-
 .PHONY: test-gpu
 test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)
 	@if reason=$$($(BIN)/python -m tests.contract.real_driver 2>&1); \

@@ -319,7 +319,7 @@ async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_othe
     for name in bad:
         crowded(hook, name, slots=700)
     regions = HostRegions(hook, thread, cpu=thread.cpu)
-    hours, states = 0.25, set()
+    hours, states = 0.15, set()
 
     for _ in range(round(hours * 720)):
         readings = await regions.read([*bad, NAME])
@@ -353,7 +353,7 @@ async def test_what_a_round_did_not_reach_says_so_and_comes_first_in_the_next(ho
     ("offsets", "gpus", "processes"), [(V1_2, 16, 64), (V0, 2, 1024)], ids=["wide", "long"]
 )
 async def test_one_region_is_in_memory_at_a_time(hook, offsets, gpus, processes):
-    names = names_of(48)
+    names = names_of(16)
     for name in names:
         (container_dir(hook, name) / FILE).write_bytes(full_region(offsets, gpus, processes))
     regions = HostRegions(hook, Inline(), cpu=lambda: 0.0)
