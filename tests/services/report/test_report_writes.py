@@ -154,8 +154,9 @@ async def test_an_annotation_that_was_deleted_or_edited_is_put_right(text: str |
 async def test_a_refused_write_is_said_and_tried_again_until_it_is_taken(error: ApiError):
     async with reported() as room:
         room.api.fail(error, count=20, call="annotate_node")
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(60)
+        for second in range(60):  # a change does not end the wait after a failure
+            room.inventory.set(an_inventory(count=3, generation=2 + second))
+            await asyncio.sleep(1)
         assert room.unreported
         assert str(error) == room.unreported
         tried = room.api.writes
