@@ -222,6 +222,20 @@ async def test_a_node_that_was_replaced_while_no_watch_was_open_gets_its_text_at
         assert 2 == room.written("inventory")
 
 
+async def test_a_node_that_is_gone_is_not_written_to_until_it_is_made_anew():
+    async with reported() as room:
+        tried = room.api.writes
+        room.api.delete_node()
+        await room.node.until(lambda node: node is None)
+        await asyncio.sleep(600)
+        assert tried == room.api.writes
+
+        room.api.create_node()
+        await room.settled()
+
+        assert tried + 1 == room.api.writes
+
+
 async def fight(room: Reporting, rounds: int) -> None:
     """The other writer comes back a second after each of our writes."""
     for count in range(rounds):
