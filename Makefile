@@ -19,7 +19,6 @@ TESTS      ?= tests
 # Most of what the tests do is waiting for other processes.
 WORKERS    ?= $(shell echo $$((2 * $$(nproc))))
 PARALLEL    = -n $(WORKERS) --dist worksteal
-WAITING    := tests/app tests/doors tests/host tests/services tests/unit/kit
 BENCH      ?=
 PEERS      ?=
 WATCH      ?= 5
@@ -29,6 +28,7 @@ HOSTILE    ?=
 CHART      ?=
 PROMETHEUS ?=
 BROWSER    ?=
+RELEASE    ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
@@ -69,13 +69,10 @@ test: $(STAMP)  ## run all tests but the slow ones (TESTS=tests/unit/core runs s
 
 # Debian 12 has Python 3.11.2, in which a cancelled task meets its deadlines as cancellations.
 .PHONY: test-system
-test-system: $(STAMP)  ## run the tests of deadlines and cancellation with the system's Python, if it is another one
-	@if ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-	  echo "/usr/bin/python3 is older than 3.11, or missing"; \
-	elif [ "$$(/usr/bin/python3 -V)" = "$$($(BIN)/python -V)" ]; then \
-	  echo "make test runs with the system's Python"; \
-	else \
-	  $(MAKE) test VENV=.cache/system PYTHON=/usr/bin/python3 TESTS="$(WAITING)"; \
+test-system:  ## the same with the system's Python, if it is 3.11 or later: Debian 12 has the oldest that is promised
+	@if /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; \
+	then $(MAKE) test VENV=.cache/system PYTHON=/usr/bin/python3; \
+	else $(MAKE) test; \
 	fi
 
 # A module's tests stay together, for some share what takes a minute.
@@ -225,8 +222,8 @@ release: $(STAMP)  ## build wheel, sources, chart, manifests, image, SBOM and ch
 	deploy/release
 
 .PHONY: test-release
-test-release: $(STAMP)  ## build a release and install it under a systemd and in a real cluster
-	tests/release/run
+test-release: $(STAMP)  ## build a release and install it under a systemd and in a real cluster (RELEASE=files: look at it only)
+	tests/release/run $(RELEASE)
 
 .PHONY: facts
 facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were measured here
@@ -235,10 +232,6 @@ facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were 
 .PHONY: size
 size: $(STAMP)  ## print lines and statements by room, and the words of the documents
 	$(BIN)/python -m tests.shape.size
-
-.PHONY: walk
-walk: $(STAMP)  ## print the files that one Allocate, one scrape and one XID go through
-	$(BIN)/python -m tests.shape.walk
 
 .PHONY: clean
 clean:  ## remove everything that make made

@@ -1,3 +1,3 @@
 """hami-agent: shares the NVIDIA GPUs of one node among Kubernetes pods."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

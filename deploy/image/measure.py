@@ -34,6 +34,7 @@ def _unpacked(layer: bytes) -> int:
 
 
 if __name__ == "__main__":
-    path, digest, again, seconds = sys.argv[1:]
-    facts = {"digest": digest, "again": again, "seconds": int(seconds), **measure(Path(path))}
+    path, digest, again, revision, seconds = sys.argv[1:]
+    said = {"digest": digest, "again": again, "revision": revision, "seconds": int(seconds)}
+    facts = said | measure(Path(path))
     sys.stdout.write(json.dumps(facts, indent=2) + "\n")

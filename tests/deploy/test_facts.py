@@ -17,16 +17,13 @@ def weights(folder: Path, base: str, packed: int, unpacked: int) -> None:
     (folder / base / "facts.json").write_text(text)
 
 
-def test_every_right_of_the_role_has_words():
-    assert {row[0].strip("`") for row in facts.granted()} == set(facts.LEFT)
+def test_every_right_of_the_role_has_words_and_names_what_a_policy_lets_through():
+    rights = {row[0].strip("`"): row[2] for row in facts.granted()}
 
-
-def test_what_a_policy_lets_through_is_named_as_the_policy_has_it():
-    (nodes,) = (row[2] for row in facts.granted() if row[0] == "`nodes`")
-
-    assert "`hami.io/node-nvidia-register`" in nodes
-    assert "below `hami-agent/`" in nodes
-    assert nodes.endswith("`hami.io/mutex.lock` (removal)")
+    assert rights.keys() == set(facts.LEFT)
+    assert "`hami.io/node-nvidia-register`" in rights["nodes"]
+    assert "below `hami-agent/`" in rights["nodes"]
+    assert rights["nodes"].endswith("`hami.io/mutex.lock` (removal)")
 
 
 def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path):

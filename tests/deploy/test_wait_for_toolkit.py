@@ -14,8 +14,9 @@ pytestmark = [
     pytest.mark.looptime(False),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
 ]
-SCRIPT = "deploy/chart/hami-agent/files/wait-for-toolkit.sh"
+TEXT = tree.text("deploy/chart/hami-agent/files/wait-for-toolkit.sh").replace("sleep 5", "exit 9")
 NOBODY = 65532
+READY = "toolkit-ready"
 
 
 @pytest.fixture
@@ -29,11 +30,24 @@ def validations() -> Iterator[Path]:
         yield folder
 
 
-def wait(validations: Path) -> "subprocess.CompletedProcess[str]":
+@pytest.mark.parametrize(
+    ("mode", "made", "code", "out", "err"),
+    [
+        (0o755, READY, 0, "", ""),
+        (0o750, READY, 0, "", ""),
+        (0o755, "other", 9, "waiting for the toolkit of GPU Operator\n", ""),
+        (0o700, READY, 9, "", "no right to look into "),
+    ],
+)
+def test_it_is_waited_for_by_who_is_not_root(
+    validations: Path, mode: int, made: str, code: int, out: str, err: str
+):
     """As the init container does it, which ends here with 9 where it would begin to wait."""
-    told = tree.text(SCRIPT).replace("sleep 5", "exit 9")
-    return subprocess.run(  # noqa: S603 -- a script of this repository
-        ("/bin/sh", "-euc", told, "wait-for-toolkit", str(validations)),
+    (validations / made).touch(0o600)
+    validations.chmod(mode)
+
+    done = subprocess.run(  # noqa: S603 -- a script of this repository
+        ("/bin/sh", "-euc", TEXT, "wait-for-toolkit", str(validations)),
         check=False,
         env={"PATH": os.defpath},
         cwd="/",
@@ -44,29 +58,5 @@ def wait(validations: Path) -> "subprocess.CompletedProcess[str]":
         text=True,
     )
 
-
-@pytest.mark.parametrize("mode", [0o755, 0o750], ids=oct)
-def test_a_toolkit_that_is_ready_is_seen_without_being_root(validations: Path, mode: int):
-    (validations / "toolkit-ready").touch(0o600)
-    validations.chmod(mode)
-
-    done = wait(validations)
-
-    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
-
-
-def test_one_that_is_not_ready_is_waited_for(validations: Path):
-    done = wait(validations)
-
-    assert (9, "") == (done.returncode, done.stderr)
-    assert "waiting for the toolkit of GPU Operator\n" == done.stdout
-
-
-def test_a_directory_that_is_closed_is_said_so(validations: Path):
-    (validations / "toolkit-ready").touch()
-    validations.chmod(0o700)
-
-    done = wait(validations)
-
-    assert 9 == done.returncode
-    assert f"no right to look into {validations}" in done.stderr
+    assert (code, out) == (done.returncode, done.stdout)
+    assert (err in done.stderr) if err else ("" == done.stderr)

@@ -38,7 +38,7 @@ LEFT_OUT = ("#", "process_", "python_")
 def facts(inventory=None, slices=(), rows=(), **more):
     return StatusFacts(
         NOON,
-        NodeStatus(name=NODE, version="0.1.0"),
+        NodeStatus(name=NODE, version="0.2.0"),
         inventory=inventory or an_inventory(count=0),
         slices=SliceList(1, slices),
         ledger=Ledger(rows),

@@ -53,11 +53,12 @@ async def test_each_file_that_hami_core_wrote_is_read(hook, regions, file):
     assert read_bytes(region_file(file).content).sums() == await one(regions)
 
 
-async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path):
-    with_region(hook)
-    with_region(hook, OTHER)
-    node = ProcNode(tmp_path)
-    pids = [process.pid for process in TWO.region.processes]
+@pytest.mark.parametrize("file", ["v12-two", "v12-created"])
+async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path, file):
+    with_region(hook, file=file)
+    with_region(hook, OTHER, file)
+    node, found = ProcNode(tmp_path), read_bytes(region_file(file).content)
+    pids = [process.pid for process in found.region.processes]
     node.container(pids[:1], pod=f"pod{NAME.partition('_')[0]}", mounted=NAME)
 
     regions = HostRegions(hook, Inline(), node.processes)
@@ -67,7 +68,7 @@ async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path)
     assert [(1, True), (len(pids), False)] == [
         (readings[name].processes, readings[name].knows_living) for name in (NAME, OTHER)
     ]
-    assert msgspec.structs.replace(TWO, alive=frozenset(pids[:1])).sums() == readings[NAME]
+    assert msgspec.structs.replace(found, alive=frozenset(pids[:1])).sums() == readings[NAME]
 
 
 async def test_before_the_first_container_there_is_no_region(hook, regions):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
+from agent.sandbox.hami_core import HamiCoreRegion
 from agent.sandbox.lab.cluster import fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
 from tests.hostile.lab.attackers import AttackTally, at_work
@@ -207,7 +207,7 @@ async def attacked(
 
 def a_region(path: Path) -> None:
     """That of a container that has not launched for long, and is neither limited nor held back."""
-    region = HamiCoreRegion(path, HAMI_2_9_0)
+    region = HamiCoreRegion(path)
     region.start(7, {}, LONG_AGO)
     region.put(region.offsets.tail + 4, "ii", 0, 0)
 

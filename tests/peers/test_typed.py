@@ -15,11 +15,11 @@ from agent import cluster as annotations
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import STRATEGIC
 from tests.peers.lab.cluster import kept
+from tests.peers.lab.control import ADMIN, NODE
 from tests.peers.lab.guarded import conditions
-from tests.peers.lab.identities import ADMIN, NODE
 from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.part import until_answer
 from tests.peers.lab.servers import NODE_PATH, marks, real_server
-from tests.peers.lab.space import until_answer
 from tests.shape.typed import runs_of, told
 
 SYSTEM = "/api/v1/namespaces/kube-system"
@@ -98,7 +98,7 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
     pod = await server.admin.get(f"{SYSTEM}/pods/hami-agent-doctor")
     assert "gpu-1" == pod["spec"]["nodeName"]
     (container,) = pod["spec"]["containers"]
-    assert "registry.example:5000/gpu/hami-agent:0.1.0" == container["image"]
+    assert "registry.example:5000/gpu/hami-agent:0.2.0" == container["image"]
 
     # Nobody is there to confirm that the container ended.
     await typed(f"{line('GUIDE.md', 'delete -f deploy/doctor.yaml')} --wait=false")

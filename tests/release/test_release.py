@@ -25,7 +25,7 @@ PYTHON = f"hami_agent-{__version__}"
 FILES = {
     *(f"{PYTHON}-py3-none-any.whl", f"{PYTHON}.tar.gz", f"{NAME}.lock.txt"),
     *(f"{NAME}.tgz", f"{NAME}-manifests.tar.gz"),
-    *(f"{NAME}-{MACHINE}.oci.tar", f"{NAME}-{MACHINE}.cdx.json"),
+    *(f"{NAME}-{MACHINE}.{end}" for end in ("oci.tar", "cdx.json", "values.yaml")),
 }
 
 
@@ -124,23 +124,40 @@ def test_the_manifests_are_those_of_the_repository(release: Path):
         assert (ROOT / "deploy" / name).read_text() == text(archive, name)
 
 
-def test_the_packed_chart_renders_what_the_folder_renders(release: Path):
-    helm = Path(os.environ["HAMI_CHART_TOOLS"]) / "helm"  # noqa: TID251 -- said by who runs it
-    packed, folder = (
-        subprocess.run(  # noqa: S603 -- our own tool and arguments
-            [helm, "template", "hami-agent", chart, *VALUES], check=True, capture_output=True
-        ).stdout
-        for chart in (release / f"{NAME}.tgz", ROOT / "deploy/chart/hami-agent")
-    )
+def said(*command: str) -> str:
+    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 -- ours
+    return done.stdout
 
-    assert b"kind: DaemonSet" in packed
-    assert folder == packed
+
+def rendered(chart: Path, *more: str) -> str:
+    helm = os.environ["HAMI_CHART_TOOLS"] + "/helm"  # noqa: TID251 -- said by who runs it
+    return said(helm, "template", "hami-agent", str(chart), *VALUES, *more)
+
+
+def test_the_packed_chart_renders_what_the_folder_renders(release: Path):
+    packed = rendered(release / f"{NAME}.tgz")
+
+    assert "kind: DaemonSet" in packed
+    assert rendered(ROOT / "deploy/chart/hami-agent") == packed
+
+
+def test_the_packed_chart_takes_the_values_of_the_version_before(release: Path):
+    values = Path(said(f"{ROOT}/tests/systemd/former").strip()) / "values.yaml"
+
+    assert "kind: DaemonSet" in rendered(release / f"{NAME}.tgz", f"--values={values}")
 
 
 def test_the_image_runs_and_is_the_one_that_was_built_twice(release: Path, bundle: Bundle):
+    digest = opened(release / f"{NAME}-{MACHINE}.oci.tar").digest
     facts = json.loads((ROOT / "build/image/small/facts.json").read_text())
-    said = bundle.run("version", "-o", "json")
+    version = bundle.run("version", "-o", "json")
+    by_digest = rendered(
+        release / f"{NAME}.tgz",
+        f"--values={release / f'{NAME}-{MACHINE}.values.yaml'}",
+        *(f"--set=library.image.digest={digest}", "--set=requireDigests=true"),
+    )
 
-    assert facts["digest"] == opened(release / f"{NAME}-{MACHINE}.oci.tar").digest
-    assert (0, "") == (said.returncode, said.stderr)
-    assert __version__ == json.loads(said.stdout)["data"]["version"]
+    assert facts["digest"] == digest
+    assert f"image: hami-agent@{digest}\n" in by_digest
+    assert (0, "") == (version.returncode, version.stderr)
+    assert __version__ == json.loads(version.stdout)["data"]["version"]

@@ -123,9 +123,9 @@ async def test_a_holder_is_adopted_with_its_own_group():
     two = (a_container(name="a"), a_container(name="b"))
     pod = placed(1, SHARE + f"{G2},NVIDIA,2,2:;", containers=two)
     async with a_desk() as desk:
-        row = await desk.service.adopt(Adoption(pod, two[1], ()))
+        row = await desk.service.adopt(Adoption(pod, two[1], ids(3)))
         assert row is not None
-        assert (1, G2) == (row.group, row.shares[0].uuid)
+        assert (1, G2, True) == (row.group, row.shares[0].uuid, row.confirmed)
 
 
 async def test_a_second_answer_is_equal_and_its_row_is_the_new_kubelets():
