@@ -52,15 +52,17 @@ def deaf() -> Iterator[int]:
 
 
 def crowds() -> Iterator[int]:
-    """The unix socket is filled with connections that say nothing."""
-
-    def connect(_: int) -> socket.socket:
-        caller = socket.socket(socket.AF_UNIX)
-        caller.setblocking(False)
-        caller.connect(SOCKET)
-        return caller
-
-    yield from _held(connect, GET[:1])
+    """The unix socket is filled with connections that say nothing, where more find no room."""
+    held: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            held.append(socket.socket(socket.AF_UNIX))
+            held[-1].setblocking(False)
+            held[-1].connect(SOCKET)
+            held[-1].send(GET[:1])
+        if len(held) > HELD:
+            held.pop(0).close()
+        yield 1
 
 
 def _held(connect: Callable[[int], socket.socket], said: bytes) -> Iterator[int]:
