@@ -51,20 +51,6 @@ def deaf() -> Iterator[int]:
     yield from _held(connect, GET * 500)
 
 
-def crowds() -> Iterator[int]:
-    """The unix socket is filled with connections that say nothing, where more find no room."""
-    held: list[socket.socket] = []
-    while True:
-        with contextlib.suppress(OSError):
-            held.append(socket.socket(socket.AF_UNIX))
-            held[-1].setblocking(False)
-            held[-1].connect(SOCKET)
-            held[-1].send(GET[:1])
-        if len(held) > HELD:
-            held.pop(0).close()
-        yield 1
-
-
 def _held(connect: Callable[[int], socket.socket], said: bytes) -> Iterator[int]:
     """Connections that have each said this and are held, up to so many."""
     held: list[socket.socket] = []
