@@ -46,7 +46,8 @@ async def test_another_user_of_the_node_changes_nothing(
 # Who reaches the web port, or is a user of the node: floods, garbage, and words that act.
 
 CROWD = 600.0
-"""The same, where they are held: 1,000 are open before half of the pods are served."""
+"""Connections a second, so that 1,000 are open before half of the pods are served. A machine that
+does nothing but connect is no test of the agent."""
 
 
 def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
