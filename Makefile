@@ -97,10 +97,6 @@ test-prometheus: $(STAMP)  ## let a real Prometheus scrape an agent and judge al
 test-browser: $(STAMP)  ## test the page in Debian's chromium and by axe-core (BROWSER='-k word')
 	tests/browser/run $(BROWSER)
 
-.PHONY: screenshots
-screenshots: $(STAMP)  ## take pictures of the page at two widths, light and dark, into build/screenshots
-	tests/browser/run screenshots
-
 .PHONY: test-gpu
 test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)
 	@if reason=$$($(BIN)/python -m tests.contract.real_driver 2>&1); \
@@ -236,10 +232,6 @@ facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were 
 .PHONY: size
 size: $(STAMP)  ## print lines and statements by room, and the words of the documents
 	$(BIN)/python -m tests.shape.size
-
-.PHONY: walk
-walk: $(STAMP)  ## print the files that one Allocate, one scrape and one XID go through
-	$(BIN)/python -m tests.shape.walk
 
 .PHONY: clean
 clean:  ## remove everything that make made

@@ -267,17 +267,20 @@ _COLUMNS: Final = [
     Column(title) for title in ("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")
 ]
 
-_ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str]]] = {
-    "xid": (talk.XidRequest, "79 --gpu 1"),
-    "lose": (talk.LoseRequest, "--gpu 1"),
-    "refuse": (talk.RefuseRequest, "--gpu 1"),
-    "restore": (talk.RestoreRequest, "--gpu 1"),
-    "remove": (talk.RemoveRequest, "--gpu 1"),
-    "hang": (talk.HangRequest, "30s"),
-    "add": (talk.AddRequest, "--profile a100"),
-    "list": (talk.ListRequest, "-o json"),
+_ACTIONS: Final[Mapping[talk.Action, tuple[str, str, str]]] = {
+    "xid": ("A GPU reports an XID; 79 takes it off the bus.", "xid gpu", "79 --gpu 1"),
+    "lose": ("A GPU stops answering, without an event.", "gpu", "--gpu 1"),
+    "refuse": (
+        "The driver refuses calls about a GPU until it is reset, without an event.",
+        *("gpu", "--gpu 1"),
+    ),
+    "restore": ("A GPU or its slot is reset: it is healthy again.", "gpu", "--gpu 1"),
+    "remove": ("A GPU is unplugged.", "gpu", "--gpu 1"),
+    "hang": ("The driver answers nothing for a while.", "seconds", "30s"),
+    "add": ("A GPU is plugged in.", "profile", "--profile a100"),
+    "list": ("Show all GPUs.", "", "-o json"),
 }
-"""The request, whose docstring is the help, and an example. A field of it is an argument."""
+"""The help, the fields of the request that are arguments, and an example."""
 
 _XID: Final = typed(whole(1, 65535), "an XID (1 to 65535)")
 _SECONDS: Final = typed(duration(0.001, 86400), "a duration such as 500ms, 2s or 24h, the most")
@@ -302,21 +305,21 @@ def _add_simulate(subparsers: Subparsers) -> None:
     parser.add_argument("--socket", default=HARDWARE_SOCKET, **socket)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    for name, (form, words) in _ACTIONS.items():
-        text, example = form.__doc__, f"example: hami-agent simulate {name} {words}"
+    for name, (text, fields, words) in _ACTIONS.items():
+        example = f"example: hami-agent simulate {name} {words}"
         action = actions.add_parser(name, help=text, description=text, epilog=example)
         # People write it before the action or behind it.
         action.add_argument("--socket", default=argparse.SUPPRESS, **socket)
         add_output(action)
-        for field in form.__struct_fields__:
+        for field in fields.split():
             flag, options = _ARGUMENTS[field]
             action.add_argument(flag, **options)
 
 
-async def ask(args: argparse.Namespace) -> talk.AnyReply:
+async def ask(args: argparse.Namespace) -> talk.HardwareReply:
     """Send the request of the action. Raises Unreachable."""
-    form, _ = _ACTIONS[args.action]
-    request = form(**{name: vars(args)[name] for name in form.__struct_fields__})
+    _, fields, _ = _ACTIONS[args.action]
+    request = talk.HardwareRequest(args.action, **{n: vars(args)[n] for n in fields.split()})
     try:
         async with asyncio.timeout(DEADLINE):
             return await talk.ask(args.socket, request)
@@ -334,11 +337,9 @@ def _row(gpu: talk.GpuRow) -> tuple[str, ...]:
 def _simulate(args: argparse.Namespace) -> int:
     """Act on the simulated GPUs of an agent that runs with --simulate, or of a sandbox."""
     reply = asyncio.run(ask(args))
-    if isinstance(reply, talk.FailedReply):
-        code = Exit.NOT_FOUND if reply.reason == "unknown-gpu" else Exit.PROBLEM
+    if reply.failed:
+        code = Exit.NOT_FOUND if reply.failed == "unknown-gpu" else Exit.PROBLEM
         return fail("simulate", reply.text, code)
-    if not isinstance(reply, talk.DoneReply):
-        return fail("simulate", f"{args.socket} did not answer as a simulation", Exit.UNREACHABLE)
 
     lines: Iterable[str] = [reply.text]
     if args.action == "list":

@@ -65,8 +65,7 @@ class Taint(msgspec.Struct, frozen=True):
 class ClusterNode(msgspec.Struct, frozen=True):
     """A Node as the schedulers see it.
 
-    `annotations`: those of HAMi. `slices`: the allocatable ones. `reported`: when register
-    annotation, cordon or handshake were last written; None if it is not known.
+    `annotations`: those of HAMi. `slices`: the allocatable ones.
     """
 
     name: str
@@ -75,7 +74,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
     taints: tuple[Taint, ...] = ()
     is_closed: bool = False
     slices: int = 0
-    reported: dt.datetime | None = None
 
 
 class PodEventView(msgspec.Struct, frozen=True):
@@ -165,8 +163,6 @@ REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet failed because of its devices."""
 SLICES: Final = "nvidia.com/gpu"
 _NOTED: Final = (REGISTER, SCORE, HANDSHAKE, MUTEX_LOCK, CORDON)
-_REPORT: Final = frozenset({REGISTER, CORDON, HANDSHAKE})
-"""A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
 
 
 def decode_parts(found: JsonObject) -> dict[str, dict[str, Any]]:
@@ -177,8 +173,6 @@ def decode_parts(found: JsonObject) -> dict[str, dict[str, Any]]:
 def decode_cluster_node(node: JsonObject) -> ClusterNode:
     """Decode a Node."""
     notes = texts_in(node, "metadata", "annotations")
-    writes = annotation_writes(inside(node, "metadata"))
-    stamps = (decode_moment(time) for key, _, time in writes if key in _REPORT)
 
     return ClusterNode(
         name=text_in(node, "metadata", "name"),
@@ -190,7 +184,6 @@ def decode_cluster_node(node: JsonObject) -> ClusterNode:
         ),
         is_closed=inside(node, "spec").get("unschedulable") is True,
         slices=decode_quantity(text_in(node, "status", "allocatable", SLICES)) or 0,
-        reported=max(filter(None, stamps), default=None),
     )
 
 

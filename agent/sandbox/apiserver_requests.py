@@ -25,8 +25,8 @@ from agent.sandbox.store import (
 
 # The three kinds of patch of the API server, as pure functions on JSON values.
 
-MERGE_KEYS: Final[Mapping[str, str]] = {"conditions": "type", "containers": "name"}
-"""Lists that a strategic merge patch merges by element, and the key they merge by."""
+MERGE_KEYS: Final[Mapping[str, str]] = {"conditions": "type"}
+"""The list that a strategic merge patch merges by element, and the key it merges by."""
 
 
 def merge_patch(target: Json, patch: Json) -> Json:
@@ -67,33 +67,26 @@ def _merged(target: Json, patch: Json, keys: Mapping[str, str]) -> Json:
 
 
 def json_patch(target: Json, operations: Sequence[Any]) -> Json:
-    """Apply a JSON patch (RFC 6902) of members of maps, all of it or nothing.
+    """Apply a JSON patch (RFC 6902) that tests and removes members of maps: all of it or nothing.
 
     Raises InvalidError: a test fails, a path does not exist, or this model has no such operation.
     """
     result = deepcopy(target)
     for operation in operations:
         match operation:
-            case {"op": "add" | "replace" | "remove" | "test" as name, "path": str(path)}:
-                value = operation.get("value")
+            case {"op": "remove" | "test" as name, "path": str(path)}:
+                *parts, last = [p.replace("~1", "/").replace("~0", "~") for p in path.split("/")]
             case _:
                 raise InvalidError(f"unexpected JSON patch operation: {operation}"[:256])
-        *parts, last = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
         holder: Any = result
         for part in parts[1:]:
-            if isinstance(holder, list) and part.isdecimal() and int(part) < len(holder):
-                holder = holder[int(part)]
-            else:
-                holder = holder.get(part) if isinstance(holder, dict) else None
-        if not isinstance(holder, dict) or (last not in holder and name != "add"):
+            holder = holder.get(part) if isinstance(holder, dict) else None
+        if not isinstance(holder, dict) or last not in holder:
             raise InvalidError(f"{name} operation does not apply: doc is missing path: {path}")
-        if name == "test":
-            if holder[last] != value:
-                raise InvalidError(f"testing value {path} failed")
-        elif name == "remove":
+        if name == "remove":
             del holder[last]
-        else:
-            holder[last] = deepcopy(value)
+        elif holder[last] != operation.get("value"):
+            raise InvalidError(f"testing value {path} failed")
     return result
 
 
@@ -356,11 +349,6 @@ def create(
         return status_of("Success")
     if metadata.get("namespace", target.namespace) != target.namespace:
         raise BadRequestError("the namespace of the object is not the one of the request")
-    if target.resource == "events":
-        # An Event is in its object's namespace, or in `default` if that has none.
-        about = (given.get("involvedObject") or {}).get("namespace", "")
-        if about != target.namespace and (about or target.namespace != "default"):
-            raise _invalid(target, "involvedObject.namespace: does not match event.namespace")
     if target.namespace:
         metadata["namespace"] = target.namespace
     if target.resource == "pods":
@@ -403,18 +391,12 @@ def patch(store: ObjectStore, target: Target, content_type: str, body: bytes) ->
 
 
 def delete(store: ObjectStore, target: Target, body: bytes) -> Json:
-    """Delete an object, with the grace period and the preconditions of the body's DeleteOptions.
+    """Delete an object, with the grace period of the body's DeleteOptions.
 
     Raises StatusError: as the real server would refuse it.
     """
-    options = parse_object(body) if body else {}
-    held = options.get("preconditions") or {}
-    gone = store.delete(
-        *(target.resource, target.namespace, target.name),
-        grace=options.get("gracePeriodSeconds"),
-        uid=held.get("uid"),
-        version=held.get("resourceVersion"),
-    )
+    grace = (parse_object(body) if body else {}).get("gracePeriodSeconds")
+    gone = store.delete(target.resource, target.namespace, target.name, grace=grace)
     return gone if target.resource == "pods" else status_of("Success")
 
 

@@ -7,9 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import aiohttp
+
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan
 from agent.sandbox import hardware_talk as talk
+from agent.sandbox.hardware_talk import HardwareReply, HardwareRequest
 
 REMOTE: Final = "unix:"
 CALL_DEADLINE: Final = 2.0
@@ -23,27 +26,34 @@ class SimulatedDriver:
         self._socket_path = socket_path
         self._closed = False
         self._released: set[GpuUuid] = set()
-        self._streams: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
     async def scan(self) -> Scan:
         """Describe all GPUs. Raises DriverMissing if there is no hardware, and DriverError."""
-        reply = await self._ask(talk.ScanRequest())
-        if not isinstance(reply, talk.ScanReply):
+        reply = await self._ask(HardwareRequest("scan"))
+        if reply.scan is None:
             raise _refused(reply)
         return reply.scan
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Check that one GPU answers. Raises DriverError; GpuError for a released GPU."""
         self._refuse_released(uuid)
-        reply = await self._ask(talk.ProbeRequest(uuid))
-        if not isinstance(reply, talk.ProbeReply):
+        reply = await self._ask(HardwareRequest("probe", gpu=uuid))
+        if reply.probe is None:
             raise _refused(reply)
         return reply.probe
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """The present use of one GPU. Raises GpuError, DriverMissing, DriverError."""
-        reply = await self._ask_of(uuid, talk.SampleRequest(uuid))
-        if not isinstance(reply, talk.SampleReply):
+        self._refuse_released(uuid)
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                reply = await self._ask(HardwareRequest("sample", gpu=uuid))
+        except TimeoutError as error:
+            raise GpuError(uuid, "no answer in time") from error
+        if reply.failed in {"lost", "needs-reset"}:
+            raise GpuError(uuid, reply.text, lost=reply.failed == "lost")
+        if reply.sample is None:
             raise _refused(reply)
         return reply.sample
 
@@ -54,17 +64,15 @@ class SimulatedDriver:
         """
         self._refuse_closed()
         try:
-            async with talk.connection(self._socket_path) as (reader, writer):
-                self._streams.add(writer)
-                writer.write(talk.encode(talk.EventsRequest()))
-                while True:
-                    reply = await talk.read_reply(reader, self._socket_path)
-                    if not isinstance(reply, talk.EventReply):
-                        raise _refused(reply)
-                    if reply.event is not None:
-                        yield reply.event
-                    elif opened is not None:
-                        opened()
+            async with talk.answering(self._socket_path, HardwareRequest("events")) as answer:
+                self._streams.add(answer)
+                if (reply := await self._next(answer)) != talk.STREAM_BEGINS:
+                    raise _refused(reply)
+                if opened is not None:
+                    opened()
+                while (reply := await self._next(answer)).event is not None:
+                    yield reply.event
+                raise _refused(reply)
         except (talk.HardwareUnreachable, talk.HardwareSilent) as error:
             self._refuse_closed()
             raise DriverError(str(error)) from error
@@ -99,19 +107,10 @@ class SimulatedDriver:
         if self._closed:
             raise DriverError("the driver session was closed")
 
-    async def _ask_of(self, uuid: GpuUuid, request: talk.HardwareRequest) -> talk.AnyReply:
-        """Make a call about one GPU, with CALL_DEADLINE."""
-        self._refuse_released(uuid)
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                reply = await self._ask(request)
-        except TimeoutError as error:
-            raise GpuError(uuid, "no answer in time") from error
-        if isinstance(reply, talk.FailedReply) and reply.reason in {"lost", "needs-reset"}:
-            raise GpuError(uuid, reply.text, lost=reply.reason == "lost")
-        return reply
+    async def _next(self, answer: aiohttp.ClientResponse) -> HardwareReply:
+        return await talk.next_reply(answer, self._socket_path)
 
-    async def _ask(self, request: talk.HardwareRequest) -> talk.AnyReply:
+    async def _ask(self, request: HardwareRequest) -> HardwareReply:
         self._refuse_closed()
         try:
             return await talk.ask(self._socket_path, request)
@@ -137,8 +136,8 @@ async def look_once(spec: str) -> Scan:
         await driver.close()
 
 
-def _refused(reply: talk.AnyReply) -> DriverError:
-    if isinstance(reply, talk.FailedReply):
+def _refused(reply: HardwareReply) -> DriverError:
+    if reply.failed:
         return DriverError(f"the simulated hardware refused: {reply.text}")
     return DriverError("the simulated hardware answered another request")
 

@@ -1,115 +1,47 @@
-"""A model of libvgpu.so, as far as the region of one container shows it.
+"""A model of libvgpu.so, as far as the region of one container shows processes that use its GPUs.
 
-It writes the same bytes as HAMi-core's own code, in the order that matters to a reader.
+It writes the same bytes as HAMi-core's own code. How processes end, and how launches are held back,
+is left to the library itself (tests/host/test_hami_core.py).
 Source: HAMi-core src/multiprocess/multiprocess_memory_limit.c and
-multiprocess_utilization_watcher.c at the commits that HAMi's releases pin.
+multiprocess_utilization_watcher.c at the commit that HAMi 2.9.0 pins. Older libraries have other
+layouts, which agent/hami/region.py reads; files that they wrote are its vectors.
 """
 
 import datetime as dt
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from agent.hami.region import (
-    MAGIC,
-    MAX_GPUS,
-    MAX_PROCESSES,
-    UUID_SIZE,
-    V0,
-    V1_1,
-    V1_1S,
-    V1_2,
-    RegionOffsets,
-)
+from agent.hami.region import MAGIC, MAX_GPUS, UUID_SIZE, V1_2
 
 MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"
 CORE_LIMIT: Final = "CUDA_DEVICE_SM_LIMIT"
 PRIORITY: Final = "CUDA_TASK_PRIORITY"
-POLICY: Final = "GPU_CORE_UTILIZATION_POLICY"
-UNLIMITED: Final = 100
-"""Percent of compute from which on there is no limit."""
-SWEEP: Final = 10
-"""Slots of killed processes that one start removes at most, from HAMi 2.8.1 on."""
-_UNITS: Final = {"K": 10, "M": 20, "G": 30}
-_NUMBER: Final = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
-_PURPOSES: Final = {"context": 0, "module": 8, "data": 16}
-_TOTAL: Final = 32
+SEMAPHORES: Final = (24, 2008920)
+SEQLOCK: Final = 1936
+"""The offset in a slot."""
 CORE_LIMITS: Final = 8 * MAX_GPUS
 """From the memory limits to the limits of the cores."""
-
-
-class HamiCoreLibrary(msgspec.Struct, frozen=True):
-    """The libvgpu.so of some releases of HAMi.
-
-    - `semaphores`: the offsets of the region's semaphores.
-    - `seqlock`: the offset in a slot, from 2.8.1 on. A process that ends then leaves its slot, and
-      a launch that needs no limit does not wait.
-    - `is_latched`: a process obeys the utilisation switch of its start.
-    - `is_losing`: a process does not notice that its own first sweep moved its slot.
-    """
-
-    offsets: RegionOffsets
-    semaphores: tuple[int, ...]
-    seqlock: int | None = None
-    is_latched: bool = False
-    is_losing: bool = False
-
-    @property
-    def is_seqlocked(self) -> bool:
-        """Whether it has a seqlock."""
-        return self.seqlock is not None
-
-    def is_limited(self, core_limit: int, policy: str, *, at_start: bool, now: bool) -> bool:
-        """Whether a launch takes tokens. The last two: the switch at the process's start, and now.
-
-        Source: rate_limiter, as the next.
-        """
-        if core_limit >= UNLIMITED:
-            return False
-        if policy in ("force", "disable"):
-            return policy == "force"
-        return at_start if self.is_latched else now
-
-    def after_launch(self, recent_kernel: int, *, is_limited: bool) -> int | None:
-        """recent_kernel after a launch; None: the launch is held back."""
-        if self.is_seqlocked and not is_limited:
-            return recent_kernel
-        return None if recent_kernel < 0 else 2
-
-
-HAMI_2_4_0: Final = HamiCoreLibrary(V0, (16,))
-HAMI_2_8_0: Final = HamiCoreLibrary(V1_1, (24,))
-HAMI_2_8_1: Final = HamiCoreLibrary(V1_1S, (24, 56), seqlock=8, is_latched=True, is_losing=True)
-HAMI_2_8_2: Final = HamiCoreLibrary(V1_2, (24, 2008920), seqlock=1936, is_latched=True)
-HAMI_2_9_0: Final = msgspec.structs.replace(HAMI_2_8_2, is_latched=False)
+_UNITS: Final = {"K": 10, "M": 20, "G": 30}
+_PURPOSES: Final = {"context": 0, "module": 8, "data": 16}
+_TOTAL: Final = 32
 
 
 def limit_of(text: str) -> int:
-    """The limit that a variable's text means; 0: none.
-
-    The unit is the last character, so that `8Gi` is 8 bytes. Source: get_limit_from_env.
-    """
-    found = _NUMBER.match(text)
-    if found is None:
-        return 0
-    sign, digits = found.groups()
-    base = 16 if digits[:2].lower() == "0x" else 8 if digits[0] == "0" else 10
-    number = min(int(digits, base), (1 << 64) - 1)
-    limit = ((-number if sign == "-" else number) % (1 << 64)) << _UNITS.get(text[-1].upper(), 0)
-    return limit if limit < 1 << 64 else 0
+    """The limit that a variable's text means: digits, and a unit as the last character. 0: none."""
+    digits = re.match(r"\d*", text).group()  # type: ignore[union-attr]  # it always matches
+    return int(digits or "0") << _UNITS.get(text[-1:].upper(), 0)
 
 
 class HamiCoreRegion:
     """The region at `path`, for the processes of one container."""
 
-    def __init__(self, path: Path, library: HamiCoreLibrary) -> None:
+    offsets: Final = V1_2
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.library = library
-        self.offsets = library.offsets
 
     def create(self, environment: Mapping[str, str]) -> None:
         """Make the region with the limits of the environment, unless it exists."""
@@ -119,16 +51,14 @@ class HamiCoreRegion:
         if self.path.stat().st_size:
             return
         self.put(offsets.size, "B", 0)
-        if offsets.version:
-            self.put(4, "II", *offsets.version)
+        self.put(4, "II", *(offsets.version or ()))
         limits = [_limit(environment, MEMORY_LIMIT, i) for i in range(MAX_GPUS)]
         self.put(offsets.memory_limits, "16Q", *limits)
         limits = [_limit(environment, CORE_LIMIT, i) or 100 for i in range(MAX_GPUS)]
         self.put(offsets.memory_limits + CORE_LIMITS, "16Q", *limits)
-        for semaphore in self.library.semaphores:
+        for semaphore in SEMAPHORES:
             self.put(semaphore, "III", 1, 0, 0x80)
-        priority = re.match(r"\s*[+-]?\d+", environment.get(PRIORITY, "1"))
-        self.put(offsets.tail, "iiii", 0, 1, 2, int(priority.group()) if priority else 0)
+        self.put(offsets.tail, "iiii", 0, 1, 2, int(environment.get(PRIORITY, "1")))
         self.put(0, "i", MAGIC)
 
     def name_gpus(self, uuids: Sequence[str]) -> None:
@@ -138,53 +68,24 @@ class HamiCoreRegion:
         self.put(self.offsets.gpu_count, "Q", len(uuids))
 
     def start(
-        self, pid: int, environment: Mapping[str, str], now: dt.datetime, dead: Collection[int] = ()
+        self, pid: int, environment: Mapping[str, str], now: dt.datetime
     ) -> "HamiCoreProcess":
-        """Begin a process, which takes a slot and removes those of the `dead`.
-
-        `pid`: in the container. Raises RuntimeError if there is no slot left: the process exits.
-        """
+        """Begin a process, which takes the next slot. `pid`: in the container."""
         self.create(environment)
-        if self.offsets.version:
-            self.put(self.offsets.tail + 16, "Q", int(now.timestamp()))
-        pids = self.pids()
-        if pid not in pids:
-            if len(pids) == MAX_PROCESSES:
-                raise RuntimeError("The region has no slot left: HAMi-core ends the process.")
-            self.put(self.offsets.tail, "i", len(pids) + 1)
-        slot = self._slot(pids.index(pid) if pid in pids else len(pids))
-        self.put(slot + self.offsets.used, f"{MAX_GPUS * self.offsets.memory_size}x")
-        self.put(slot + self.offsets.utilisation, f"{MAX_GPUS * self.offsets.utilisation_size}x")
+        offsets = self.offsets
+        number = self.get(offsets.tail, "i")
+        self.put(offsets.tail, "i", number + 1)
+        self.put(offsets.tail + 16, "Q", int(now.timestamp()))
+        slot = offsets.slots + number * offsets.slot_size
         self.put(slot, "i", pid)
-        self.put(slot + self.offsets.status, "i", 1)
-        self.sweep({0, *dead} if self.library.is_seqlocked else dead)
-        kept = slot if self.library.is_losing else self.slot_of(pid)
-        return HamiCoreProcess(self, pid, kept, environment.get(POLICY, ""))
-
-    def sweep(self, dead: Collection[int]) -> None:
-        """Remove slots of these PIDs: the last slot takes the place, and its own bytes stay."""
-        index = removed = 0
-        while index < len(pids := self.pids()):
-            if pids[index] not in dead or (self.library.is_seqlocked and removed == SWEEP):
-                index += 1
-                continue
-            last = self._bytes(self._slot(len(pids) - 1), self.offsets.slot_size)
-            self.put(self._slot(index), f"{len(last)}s", last)
-            self.put(self.offsets.tail, "i", len(pids) - 1)
-            removed += pids[index] != 0
-
-    def pids(self) -> list[int]:
-        """The PIDs of the slots that count."""
-        count = self.get(self.offsets.tail, "i")
-        return [self.get(self._slot(index), "i") for index in range(count)]
-
-    def slot_of(self, pid: int) -> int:
-        """The offset of the slot that the process has."""
-        return self._slot(self.pids().index(pid))
+        self.put(slot + offsets.status, "i", 1)
+        return HamiCoreProcess(self, slot)
 
     def get(self, offset: int, form: str) -> int:
         """Read one number."""
-        number: int = struct.unpack(f"<{form}", self._bytes(offset, struct.calcsize(f"<{form}")))[0]
+        with self.path.open("rb") as region:
+            region.seek(offset)
+            number: int = struct.unpack(f"<{form}", region.read(struct.calcsize(f"<{form}")))[0]
         return number
 
     def put(self, offset: int, form: str, *values: int | bytes) -> None:
@@ -193,107 +94,34 @@ class HamiCoreRegion:
             region.seek(offset)
             region.write(struct.pack(f"<{form}", *values))
 
-    def _slot(self, index: int) -> int:
-        return self.offsets.slots + index * self.offsets.slot_size
-
-    def _bytes(self, offset: int, size: int) -> bytes:
-        with self.path.open("rb") as region:
-            region.seek(offset)
-            return region.read(size)
-
 
 class HamiCoreProcess:
-    """A process of the container that uses CUDA. One that is killed is simply used no more.
+    """A process of the container that uses CUDA, with its slot of the region."""
 
-    From 2.8.1 on it keeps the place of its slot: it never notices that another moved the slot.
-    """
-
-    def __init__(self, region: HamiCoreRegion, pid: int, kept: int, policy: str) -> None:
+    def __init__(self, region: HamiCoreRegion, slot: int) -> None:
         self._region = region
-        self._kept = kept
-        self._offsets = region.offsets
-        self._policy = policy.lower() if policy in (policy.lower(), policy.upper()) else ""
-        self._latched = self._is_limiting()
-        self.pid = pid
-
-    @property
-    def _slot(self) -> int:
-        """Where it writes what it uses."""
-        return self._kept if self._region.library.is_seqlocked else self._found
-
-    @property
-    def _found(self) -> int:
-        """The first slot with its PID."""
-        return self._region.slot_of(self.pid)
-
-    def find_host_pid(self, host_pid: int) -> None:
-        """Write the PID on the host, which cuInit guesses from NVML's list."""
-        self._region.put(self._found + 4, "i", host_pid)
+        self.slot = slot
 
     def allocate(self, gpu: int, size: int, purpose: str = "data") -> None:
         """Add bytes to the use of the GPU; a negative size frees them."""
-        region, offsets = self._region, self._offsets
-        used = self._slot + offsets.used + gpu * offsets.memory_size
-        self._lock()
-        for field in (_PURPOSES[purpose], _TOTAL):
-            region.put(used + field, "Q", region.get(used + field, "Q") + size)
-        self._lock()
-
-    def _lock(self) -> None:
-        """Make the seqlock odd, or even again."""
-        if (offset := self._region.library.seqlock) is not None:
-            seqlock = self._slot + offset
-            self._region.put(seqlock, "Q", self._region.get(seqlock, "Q") + 1)
-
-    def die_while_writing(self, gpu: int, size: int) -> None:
-        """Add to the use, and be killed before the sum is written."""
-        self._lock()
-        used = self._slot + self._offsets.used + gpu * self._offsets.memory_size
-        self._region.put(used + _PURPOSES["data"], "Q", size)
+        region, offsets = self._region, self._region.offsets
+        used = self.slot + offsets.used + gpu * offsets.memory_size
+        for field in (used + _PURPOSES[purpose], used + _TOTAL):
+            region.put(field, "Q", region.get(field, "Q") + size)
+        # The lock is odd during the change, and then even again.
+        region.put(self.slot + SEQLOCK, "Q", region.get(self.slot + SEQLOCK, "Q") + 2)
 
     def watch(self, gpu: int, sm_percent: int, memory: int = 0) -> None:
         """Write what NVML reports of the process, as the watcher's thread does."""
-        offsets = self._offsets
-        monitored = self._found + offsets.used + MAX_GPUS * offsets.memory_size
+        offsets = self._region.offsets
+        monitored = self.slot + offsets.used + MAX_GPUS * offsets.memory_size
         self._region.put(monitored + 8 * gpu, "Q", memory)
-        utilisation = self._found + offsets.utilisation + gpu * offsets.utilisation_size
+        utilisation = self.slot + offsets.utilisation + gpu * offsets.utilisation_size
         self._region.put(utilisation + 16, "Q", sm_percent)
 
-    def launch(self, now: dt.datetime, gpu: int = 0) -> bool:
-        """Launch a kernel; False: it is held back until recent_kernel is not negative.
-
-        Source: pre_launch_kernel and rate_limiter.
-        """
-        region, recent_kernel = self._region, self._offsets.tail + 8
-        if self._offsets.version:
-            region.put(self._offsets.tail + 16, "Q", int(now.timestamp()))
-        is_limited = region.library.is_limited(
-            region.get(self._offsets.memory_limits + CORE_LIMITS + 8 * gpu, "Q"),
-            self._policy,
-            at_start=self._latched,
-            now=self._is_limiting(),
-        )
-        after = region.library.after_launch(region.get(recent_kernel, "i"), is_limited=is_limited)
-        if after is not None:
-            region.put(recent_kernel, "i", after)
-        return after is not None
-
-    def _is_limiting(self) -> bool:
-        return self._region.get(self._offsets.tail + 4, "i") != 0
-
-    def suspend(self) -> None:
-        """Take SIGUSR2."""
-        self._region.put(self._slot + self._offsets.status, "i", 2)
-
-    def exit(self) -> None:
-        """End in the normal way."""
-        slot, offsets = self._found, self._offsets
-        if self._region.library.is_seqlocked:
-            self._region.put(slot, "i", 0)
-            self._region.put(slot + offsets.status, "i", 0)
-            return
-        self._region.put(slot + offsets.used, f"{offsets.status - offsets.used}x")
-        self._region.sweep({self.pid})
+    def launch(self, now: dt.datetime) -> None:
+        """Launch a kernel that nothing holds back."""
+        self._region.put(self._region.offsets.tail + 16, "Q", int(now.timestamp()))
 
 
 def _limit(environment: Mapping[str, str], variable: str, index: int) -> int:

@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 import structlog
+from aiohttp import web
 
 from agent.errors import AgentError, PermissionFault, SettingsError, cap
 from agent.health.judge import FELL_OFF_THE_BUS, XidClass, xid_class
@@ -35,6 +36,7 @@ from agent.model import (
     Trouble,
 )
 from agent.sandbox import hardware_talk as talk
+from agent.sandbox.hardware_talk import GpuRow, HardwareReply, HardwareRequest
 
 DRIVER_VERSION: Final = "570.148.08"
 UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
@@ -367,8 +369,7 @@ class EventCursor:
 
 # The server of the control socket of simulated hardware, for people and the agent's driver.
 #
-# After a malformed line the connection stays. A hung driver delays only the requests of the driver,
-# not those of people.
+# A hung driver delays only the requests of the driver, not those of people.
 
 FAREWELL: Final = 1.0
 log = structlog.get_logger(__name__)
@@ -381,44 +382,21 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
     Raises PermissionFault if the socket cannot be created or another simulation serves it.
     """
     await _refuse_a_second(socket_path)
-    with unwrapped():
-        async with asyncio.TaskGroup() as tasks, _listening(hardware, socket_path, tasks):
-            yield
 
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        reply = await _reply(hardware, await request.read())
+        if reply != talk.STREAM_BEGINS:
+            return web.Response(body=talk.encode_reply(reply))
+        cursor, response = hardware.subscribe(), web.StreamResponse()
+        await response.prepare(request)
+        await response.write(talk.encode_reply(reply))
+        while True:  # until the peer is gone, which cancels this
+            for event in await cursor.next():
+                await response.write(talk.encode_reply(HardwareReply("", event=event)))
 
-@contextlib.contextmanager
-def unwrapped() -> Iterator[None]:
-    """Raise the caller's exception itself in place of groups that have no other."""
+    server = web.Server(answer, handler_cancellation=True, access_log=None)
     try:
-        yield
-    except BaseExceptionGroup as group:
-        single: BaseException = group
-        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
-            single = single.exceptions[0]
-        if single is group:
-            raise
-        raise single from single.__cause__
-
-
-@asynccontextmanager
-async def _listening(
-    hardware: SimulatedHardware, socket_path: Path, tasks: asyncio.TaskGroup
-) -> AsyncIterator[None]:
-    conversations: set[asyncio.Task[None]] = set()
-    closing = False
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if closing:  # it had been accepted before the server was closed
-            writer.transport.abort()
-            return
-        task = tasks.create_task(_Conversation(hardware, reader, writer).run())
-        conversations.add(task)
-        task.add_done_callback(conversations.discard)
-        # A task that is cancelled before its first step closes nothing.
-        task.add_done_callback(lambda _: writer.transport.abort())
-
-    try:
-        server = await asyncio.start_unix_server(accept, socket_path, limit=talk.REQUEST_LIMIT)
+        listener = await asyncio.get_running_loop().create_unix_server(server, socket_path)
         socket_path.chmod(0o600)  # noqa: ASYNC240 -- one system call on a run directory
     except OSError as error:
         raise PermissionFault(
@@ -427,13 +405,12 @@ async def _listening(
     try:
         yield
     finally:
-        closing = True
-        for _ in range(2):  # asyncio loses a connection that it accepted just before close()
-            await asyncio.sleep(0)
-        server.close()
+        listener.close()
         socket_path.unlink(missing_ok=True)  # noqa: ASYNC240 -- one system call on a run directory
-        for task in conversations:
-            task.cancel()
+        for connection in server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await server.shutdown(FAREWELL)
 
 
 async def _refuse_a_second(socket_path: Path) -> None:
@@ -441,133 +418,71 @@ async def _refuse_a_second(socket_path: Path) -> None:
     with contextlib.suppress(talk.HardwareUnreachable):
         with contextlib.suppress(talk.HardwareSilent, TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                await talk.ask(socket_path, talk.ListRequest())
+                await talk.ask(socket_path, HardwareRequest("list"))
         raise PermissionFault(
             f"{socket_path}: another simulation serves this socket; stop it first"
         )
 
 
-class _GoneError(Exception):
-    """The peer has closed the connection."""
+async def _reply(hardware: SimulatedHardware, body: bytes) -> HardwareReply:
+    try:
+        request = talk.decode_request(body)
+        if request.verb in get_args(talk.DriverCall):
+            return await _drive(hardware, request)
+        return _control(hardware, request)
+    except msgspec.MsgspecError as error:
+        return HardwareReply(f"not a request: {cap(str(error))}", "malformed")
+    except SilentGpuError as error:
+        is_lost = error.outcome is ProbeOutcome.LOST
+        return HardwareReply(str(error), "lost" if is_lost else "needs-reset")
+    except AgentError as error:
+        is_unknown = isinstance(error, UnknownGpuError)
+        return HardwareReply(str(error), "unknown-gpu" if is_unknown else "refused")
 
 
-class _Conversation:
-    """One connection: requests one after the other, or a stream of events."""
-
-    def __init__(
-        self,
-        hardware: SimulatedHardware,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._hardware = hardware
-        self._reader = reader
-        self._writer = writer
-
-    async def run(self) -> None:
-        """Answer until the peer closes or sends an endless line."""
-        # A peer that is gone needs no answer.
-        with contextlib.suppress(_GoneError, ConnectionError):
-            try:
-                while (line := await self._reader.readline()).endswith(b"\n"):
-                    await self._send(await self._answer(line))
-            except ValueError:
-                text = f"a request is longer than {talk.REQUEST_LIMIT} bytes; closing"
-                await self._send(talk.FailedReply("malformed", text))
-        self._writer.close()
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(FAREWELL):
-                await self._writer.wait_closed()
-
-    async def _answer(self, line: bytes) -> talk.Reply:
-        try:
-            request = talk.decode_request(line)
-        except msgspec.MsgspecError as error:
-            return talk.FailedReply("malformed", f"not a request: {cap(str(error))}")
-        try:
-            if isinstance(request, talk.DriverRequest):
-                return await self._drive(request)
-            return self._control(request)
-        except SilentGpuError as error:
-            is_lost = error.outcome is ProbeOutcome.LOST
-            return talk.FailedReply("lost" if is_lost else "needs-reset", str(error))
-        except AgentError as error:
-            is_unknown = isinstance(error, UnknownGpuError)
-            return talk.FailedReply("unknown-gpu" if is_unknown else "refused", str(error))
-
-    async def _drive(self, request: talk.DriverRequest) -> talk.Reply:
-        """Answer a request of the driver; wait while the driver hangs."""
-        await self._hardware.until_answering()
-        match request:
-            case talk.ScanRequest():
-                return talk.ScanReply(self._hardware.scan())
-            case talk.ProbeRequest(gpu=gpu):
-                return talk.ProbeReply(self._hardware.probe(gpu))
-            case talk.SampleRequest(gpu=gpu):
-                return talk.SampleReply(self._hardware.sample(gpu))
-            case talk.EventsRequest():
-                await self._stream()
-                raise _GoneError
-
-    def _control(self, request: talk.ControlRequest) -> talk.Reply:
-        """Perform a request of a person at once. Raises UnknownGpuError, HardwareError."""
-        hardware = self._hardware
-        match request:
-            case talk.HangRequest(seconds=seconds):
-                hardware.hang(seconds)
-                log.info("simulation.hang", seconds=seconds)
-                return talk.DoneReply(f"the driver answers nothing for {seconds:g} s")
-            case talk.ListRequest():
-                rows = tuple(_row(state) for state in hardware.states)
-                return talk.DoneReply(f"{len(rows)} GPUs", rows)
-            case talk.XidRequest(gpu=gpu, xid=number):
-                what, state = f"reported XID {number}", hardware.xid(gpu, number)
-            case talk.LoseRequest(gpu=gpu):
-                what, state = "is lost", hardware.lose(gpu)
-            case talk.RefuseRequest(gpu=gpu):
-                what, state = "answers no more until it is reset", hardware.refuse(gpu)
-            case talk.RestoreRequest(gpu=gpu):
-                what, state = "is being restored", hardware.restore(gpu)
-            case talk.RemoveRequest(gpu=gpu):
-                what, state = "is unplugged", hardware.remove(gpu)
-            case _:
-                what, state = "is plugged in", hardware.add(request.profile)
-        log.info("simulation.action", gpu=state.gpu.uuid, what=what, state=state.words)
-        return talk.DoneReply(f"GPU {state.gpu.index} ({state.gpu.uuid}) {what}", (_row(state),))
-
-    async def _stream(self) -> None:
-        """Send events while the peer is connected. Ignore what it sends."""
-        cursor = self._hardware.subscribe()
-        await self._send(talk.EventReply())
-
-        async def pump() -> None:
-            while True:
-                for event in await cursor.next():
-                    await self._send(talk.EventReply(event))
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                task = tasks.create_task(pump())
-                while await self._reader.read(talk.REQUEST_LIMIT):
-                    pass
-                task.cancel()
-        except* ConnectionError:
-            log.debug("simulation.peer_gone")
-
-    async def _send(self, reply: talk.Reply) -> None:
-        self._writer.write(talk.encode(reply))
-        await self._writer.drain()
+async def _drive(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
+    """Answer a request of the driver; wait while the driver hangs."""
+    uuid = GpuUuid(request.gpu)
+    await hardware.until_answering()
+    match request.verb:
+        case "scan":
+            return HardwareReply("", scan=hardware.scan())
+        case "probe":
+            return HardwareReply("", probe=hardware.probe(uuid))
+        case "sample":
+            return HardwareReply("", sample=hardware.sample(uuid))
+        case _:
+            return talk.STREAM_BEGINS
 
 
-def _row(state: SimulatedGpu) -> talk.GpuRow:
+def _control(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
+    """Do what a person asks for at once. Raises UnknownGpuError, HardwareError."""
+    match request.verb:
+        case "hang":
+            hardware.hang(request.seconds)
+            log.info("simulation.hang", seconds=request.seconds)
+            return HardwareReply(f"the driver answers nothing for {request.seconds:g} s")
+        case "list":
+            rows = tuple(_row(state) for state in hardware.states)
+            return HardwareReply(f"{len(rows)} GPUs", gpus=rows)
+        case "xid":
+            what = f"reported XID {request.xid}"
+            state = hardware.xid(request.gpu, request.xid)
+        case "lose":
+            what, state = "is lost", hardware.lose(request.gpu)
+        case "refuse":
+            what, state = "answers no more until it is reset", hardware.refuse(request.gpu)
+        case "restore":
+            what, state = "is being restored", hardware.restore(request.gpu)
+        case "remove":
+            what, state = "is unplugged", hardware.remove(request.gpu)
+        case _:
+            what, state = "is plugged in", hardware.add(request.profile)
+    log.info("simulation.action", gpu=state.gpu.uuid, what=what, state=state.words)
+    return HardwareReply(f"GPU {state.gpu.index} ({state.gpu.uuid}) {what}", gpus=(_row(state),))
+
+
+def _row(state: SimulatedGpu) -> GpuRow:
     gpu = state.gpu
-    return talk.GpuRow(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        memory_mib=gpu.memory_mib,
-        pci=gpu.pci,
-        numa=gpu.numa,
-        state=state.words,
-        xids=state.xids,
-    )
+    shown = {name: getattr(gpu, name) for name in ("index", "uuid", "name", "memory_mib", "pci")}
+    return GpuRow(**shown, numa=gpu.numa, state=state.words, xids=state.xids)

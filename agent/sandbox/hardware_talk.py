@@ -1,99 +1,45 @@
 """The protocol of the control socket of simulated hardware, and its client.
 
-One JSON object per line, a request or a reply; one connection per request. `hardware` has the
+A request is posted over HTTP as a JSON object; the answer has one reply a line. `hardware` has the
 server.
 """
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
+import aiohttp
 import msgspec
 
 from agent.errors import AgentError, cap
-from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan
+from agent.model import DriverEvent, GpuSample, Probe, Scan
 
-REQUEST_LIMIT: Final = 4096
 REPLY_LIMIT: Final = 8 * 1024 * 1024
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Action = Literal["xid", "lose", "refuse", "restore", "remove", "hang", "add", "list"]
+"""What people ask for."""
+DriverCall = Literal["scan", "probe", "sample", "events"]
+"""What the agent's driver asks for. After `events` the connection carries nothing else."""
 
 
-class HardwareRequest(msgspec.Struct, tag_field="verb", forbid_unknown_fields=True, frozen=True):
-    """A request."""
+class HardwareRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """A request. `gpu`: by index or UUID; the driver's requests name the UUID."""
 
-
-class NamedGpuRequest(HardwareRequest, frozen=True):
-    """A request about one GPU, named by index or UUID."""
-
-    gpu: _Name
-
-
-class XidRequest(NamedGpuRequest, tag="xid", frozen=True):
-    """A GPU reports an XID; 79 takes it off the bus."""
-
-    xid: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-
-
-class LoseRequest(NamedGpuRequest, tag="lose", frozen=True):
-    """A GPU stops answering, without an event."""
-
-
-class RefuseRequest(NamedGpuRequest, tag="refuse", frozen=True):
-    """The driver refuses calls about a GPU until it is reset, without an event."""
-
-
-class RestoreRequest(NamedGpuRequest, tag="restore", frozen=True):
-    """A GPU or its slot is reset: it is healthy again."""
-
-
-class HangRequest(HardwareRequest, tag="hang", frozen=True):
-    """The driver answers nothing for a while."""
-
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
-
-
-class AddRequest(HardwareRequest, tag="add", frozen=True):
-    """A GPU is plugged in."""
-
+    verb: Action | DriverCall
+    gpu: _Name = ""
+    xid: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 0
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 0.0
     profile: _Name | None = None
 
 
-class RemoveRequest(NamedGpuRequest, tag="remove", frozen=True):
-    """A GPU is unplugged."""
-
-
-class ListRequest(HardwareRequest, tag="list", frozen=True):
-    """Show all GPUs."""
-
-
-class ScanRequest(HardwareRequest, tag="scan", frozen=True):
-    """The driver: scan all GPUs."""
-
-
-class ProbeRequest(HardwareRequest, tag="probe", frozen=True):
-    """The driver: probe one GPU."""
-
-    gpu: GpuUuid
-
-
-class SampleRequest(HardwareRequest, tag="sample", frozen=True):
-    """The driver: sample the use of one GPU."""
-
-    gpu: GpuUuid
-
-
-class EventsRequest(HardwareRequest, tag="events", frozen=True):
-    """The driver: from now on, every event; the connection serves nothing else afterwards."""
-
-
-GpuRequest = XidRequest | LoseRequest | RefuseRequest | RestoreRequest | AddRequest | RemoveRequest
-ControlRequest = GpuRequest | HangRequest | ListRequest
-DriverRequest = ScanRequest | ProbeRequest | SampleRequest | EventsRequest
-AnyRequest = ControlRequest | DriverRequest
+REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("lose", "refuse", "restore", "remove", "probe", "sample"), ("gpu",)),
+    "xid": ("gpu", "xid"),
+    "hang": ("seconds",),
+}
+"""The fields that a request must have beside its verb."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -109,64 +55,36 @@ class GpuRow(msgspec.Struct, frozen=True):
     xids: tuple[int, ...] = ()
 
 
-class Reply(msgspec.Struct, tag_field="reply", frozen=True):
-    """A reply."""
+class HardwareReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reply: what was done, in words, with the GPUs that it changed, or what the driver answers.
 
-
-class DoneReply(Reply, tag="done", frozen=True):
-    """The request was performed. `gpus`: the GPUs that it changed; for a list, all."""
+    `failed`: malformed, unknown-gpu, lost, needs-reset or refused; `text` then says why.
+    """
 
     text: str
+    failed: str = ""
     gpus: tuple[GpuRow, ...] = ()
-
-
-class FailedReply(Reply, tag="failed", frozen=True):
-    """The request failed. `reason`: malformed, unknown-gpu, lost, needs-reset or refused."""
-
-    reason: str
-    text: str
-
-
-class ScanReply(Reply, tag="scan", frozen=True):
-    """The scan of the driver."""
-
-    scan: Scan
-
-
-class ProbeReply(Reply, tag="probe", frozen=True):
-    """The probe of the GPU."""
-
-    probe: Probe
-
-
-class SampleReply(Reply, tag="sample", frozen=True):
-    """The sample of the GPU."""
-
-    sample: GpuSample
-
-
-class EventReply(Reply, tag="event", frozen=True):
-    """One event of the driver. `event` None: the stream has begun."""
-
+    scan: Scan | None = None
+    probe: Probe | None = None
+    sample: GpuSample | None = None
     event: DriverEvent | None = None
 
 
-AnyReply = DoneReply | FailedReply | ScanReply | ProbeReply | SampleReply | EventReply
+STREAM_BEGINS: Final = HardwareReply("the stream begins")
 
 
-def encode(message: HardwareRequest | Reply) -> bytes:
-    """The line, newline included."""
-    return msgspec.json.encode(message) + b"\n"
+def decode_request(body: bytes) -> HardwareRequest:
+    """The request in a body. Raises msgspec.MsgspecError, whose text names the field."""
+    request = msgspec.json.decode(body, type=HardwareRequest)
+    for name in REQUIRED.get(request.verb, ()):
+        if not getattr(request, name):
+            raise msgspec.ValidationError(f"Object missing required field `{name}`")
+    return request
 
 
-def decode_request(line: bytes) -> AnyRequest:
-    """The request in a line. Raises msgspec.MsgspecError, whose text names the field."""
-    return msgspec.json.decode(line, type=AnyRequest)  # type: ignore[no-any-return, arg-type, unused-ignore]
-
-
-def decode_reply(line: bytes) -> AnyReply:
-    """The reply in a line. Raises msgspec.MsgspecError, whose text names the field."""
-    return msgspec.json.decode(line, type=AnyReply)  # type: ignore[no-any-return, arg-type, unused-ignore]
+def encode_reply(reply: HardwareReply) -> bytes:
+    """A line with the reply."""
+    return msgspec.json.encode(reply) + b"\n"
 
 
 # The client: one connection per request.
@@ -181,48 +99,50 @@ class HardwareSilent(AgentError):  # noqa: N818 -- the state, not the call, is t
 
 
 @asynccontextmanager
-async def connection(
-    socket_path: Path,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to the hardware at `socket_path`. Raises HardwareUnreachable."""
-    try:
-        reader, writer = await asyncio.open_unix_connection(socket_path, limit=REPLY_LIMIT)
-    except OSError as error:
-        raise HardwareUnreachable(
-            f"no simulated hardware answers at {socket_path} ({error.strerror or error}); "
-            "is an agent with --simulate running?"
-        ) from error
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-async def ask(socket_path: Path, request: HardwareRequest) -> AnyReply:
-    """The reply to `request`. The caller sets the deadline.
+async def answering(
+    socket_path: Path, request: HardwareRequest
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer to a request, for `replies`. Closing it ends it from outside.
 
     Raises HardwareUnreachable, HardwareSilent.
     """
-    async with connection(socket_path) as (reader, writer):
-        writer.write(encode(request))
-        return await read_reply(reader, socket_path)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(str(socket_path)),
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=REPLY_LIMIT,
+    ) as session:
+        try:
+            async with session.post("http://gpus/", data=msgspec.json.encode(request)) as answer:
+                yield answer
+        except aiohttp.ClientConnectorError as error:
+            raise HardwareUnreachable(
+                f"no simulated hardware answers at {socket_path} ({error.strerror or error}); "
+                "is an agent with --simulate running?"
+            ) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise HardwareSilent(
+                f"the connection to the simulated hardware at {socket_path} broke:"
+                f" {cap(str(error))}"
+            ) from error
 
 
-async def read_reply(reader: asyncio.StreamReader, socket_path: Path) -> AnyReply:
-    """The next reply on a connection. Raises HardwareSilent."""
-    try:
-        line = await reader.readline()
-    except (ConnectionError, ValueError) as error:
-        raise HardwareSilent(
-            f"the connection to the simulated hardware at {socket_path} broke: {cap(str(error))}"
-        ) from error
+async def next_reply(answer: aiohttp.ClientResponse, socket_path: Path) -> HardwareReply:
+    """The next reply of an answer. Raises HardwareSilent: none comes, or it is no reply."""
+    line = await answer.content.readline()
     if not line.endswith(b"\n"):
         raise HardwareSilent(f"the simulated hardware at {socket_path} ended the connection")
     try:
-        return decode_reply(line)
+        return msgspec.json.decode(line, type=HardwareReply)
     except msgspec.MsgspecError as error:
         raise HardwareSilent(
             f"the answer at {socket_path} is not one of simulated hardware: {cap(str(error))}"
         ) from error
+
+
+async def ask(socket_path: Path, request: HardwareRequest) -> HardwareReply:
+    """The reply to `request`. The caller sets the deadline.
+
+    Raises HardwareUnreachable, HardwareSilent.
+    """
+    async with answering(socket_path, request) as answer:
+        return await next_reply(answer, socket_path)

@@ -339,25 +339,15 @@ class ObjectStore:
 
         return self.update("pods", namespace, name, assign, uid=uid)
 
-    def delete(
-        self,
-        resource: str,
-        namespace: str,
-        name: str,
-        *,
-        grace: int | None = None,
-        uid: str | None = None,
-        version: str | None = None,
-    ) -> Json:
+    def delete(self, resource: str, namespace: str, name: str, *, grace: int | None = None) -> Json:
         """Delete an object. A pod that a node may still run is only marked, see `finalize`.
 
         `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the last
         version of the object that watchers got.
 
-        Raises NotFoundError; ConflictError: it has another UID, or another version.
+        Raises NotFoundError.
         """
         current = self.get(resource, namespace, name)
-        _require(resource, current, uid, version)
         if resource != "pods":
             return self._remove(resource, _key(resource, namespace, name))
         if grace is None:

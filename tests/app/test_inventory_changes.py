@@ -18,7 +18,7 @@ from agent.model import (
     slice_id,
 )
 from agent.sandbox.hardware import Description, SimulatedHardware
-from tests.app.front_node import BEFORE, FrontNode, joined, running
+from tests.app.front_node import BEFORE, SETTINGS, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import HardwareDriver, ScriptedDriver
 from tests.services.at_work import at_work
@@ -200,6 +200,32 @@ async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
             f"GPU 1 ({G1}): the driver no longer reaches it (as scripted); if this lasts, reboot "
         )
         assert f"{lost}the node [H-LOST]" == node.told[-1].text
+
+
+LEFT_OUT = "is not shared: Unknown Error; if this lasts, reset it or reboot the node [GpuLeftOut]"
+
+
+async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
+    driver = ScriptedDriver(gpus(1))
+    driver.faults = [GpuFault("index 1", "Unknown Error")]
+    async with running(joined(driver)) as node:
+        await asyncio.sleep(5 * SCANNED)
+        assert ([G0], [f"GPU index 1 {LEFT_OUT}"]) == (node.served, [one.text for one in node.told])
+        driver.faults.append(GpuFault("index 2", "Unknown Error"))
+        await asyncio.sleep(SCANNED)
+
+        assert [f"GPU index 2 {LEFT_OUT}"] == [one.text for one in node.told[1:]]
+
+
+async def test_a_gpu_that_is_lost_while_its_health_is_switched_off_is_left_out():
+    driver = ScriptedDriver(gpus(2))
+    settings = SETTINGS.replace("driverHang: 60", "disabledXids: all")
+    async with running(joined(driver, settings=settings)) as node:
+        driver.gpus.pop()
+        driver.faults = [GpuFault(G1, "GPU is lost", Trouble.LOST)]
+        await asyncio.sleep(SCANNED)
+
+        assert ["GpuLeftOut"] == node.reasons
 
 
 async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_events():

@@ -66,9 +66,7 @@ def asked(words: Sequence[str]) -> list[str]:
 PARTS: dict[str, Callable[[int], Coroutine[None, None, list[Figure]]]] = {
     "restarts": lab.restarts,
     "events": rest.events,
-    "pods": lab.pods,
     "allocates": lab.allocates,
-    "idle": lab.idle,
     "churn": churn,
     "regions": regions,
     "real-starts": real.starts,

@@ -5,8 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 
-from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_talk import ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
 from agent.sandbox.scenario.stage import plain
@@ -84,7 +83,7 @@ async def storm(cluster: SandboxCluster) -> AsyncIterator[None]:
     async def strike() -> None:
         while True:
             for gpu in range(8):
-                request = talk.XidRequest(gpu=str(gpu), xid=APPLICATION)
+                request = HardwareRequest("xid", str(gpu), APPLICATION)
                 await ask(cluster.places.hardware_socket, request)
                 await asyncio.sleep(STORM_PAUSE / 8)
 

@@ -25,13 +25,12 @@ from tests.bench import process
 from tests.bench.lab import ROOT, install
 from tests.fakes import nvml_stub
 from tests.peers.lab.agents import RESOURCE, Agent
-from tests.peers.lab.cluster import Cluster, account_token, open_cluster
-from tests.peers.lab.faces import is_ready
-from tests.peers.lab.identities import NODE
-from tests.peers.lab.part import Part
+from tests.peers.lab.cluster import Cluster, open_cluster
+from tests.peers.lab.control import NODE
+from tests.peers.lab.part import Part, until, until_answer
 from tests.peers.lab.placement import REGISTERED, klog_stamp, wall
 from tests.peers.lab.placing import Programs
-from tests.peers.lab.space import until, until_answer
+from tests.peers.lab.running import account_token
 
 GPUS = 8
 SLICES = 80
@@ -139,7 +138,7 @@ class RealBed:
 
         await until_answer(is_counted, PATIENCE, agent.part.tail)
         await self.cluster.nodes.until(self.cluster.is_sharing, PATIENCE, "no slices")
-        await until_answer(lambda: is_ready(agent), PATIENCE, agent.part.tail)
+        await until_answer(agent.is_ready, PATIENCE, agent.part.tail)
 
     async def calm(self) -> None:
         """Have the kubelet write its Node as seldom as kubelets do, and not each second.

@@ -2,41 +2,29 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
-from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, open_cluster
-from agent.sandbox.scenario.facts import is_running
-from agent.sandbox.scenario.stage import plain
+from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.state import decode_state
-from tests.bench import process, toll
-from tests.bench.allocates import a_pod, spent, under_load
+from tests.bench.allocates import under_load
 from tests.bench.figures import Figure
 from tests.fakes import nvml_stub
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
-BURST_PATIENCE = 300.0
-"""HAMi's scheduler binds one pod of a burst after the other, and waits 10 s after a held lock."""
 SETTLED = 2.0
 """Seconds after which nothing of the start is under way any more."""
 CALM = 12.0
 """Seconds after which an agent that has served pods is at rest, too."""
-IDLE = 30.0
-"""A multiple of all periods but those of a minute."""
-CONTAINERS = 10
-PODS = 60
+PODS = 30
 GPUS = 8
-BURST = 20
 
 
 async def reach(
@@ -158,107 +146,10 @@ async def next_line(lists: asyncio.StreamReader) -> float:
         return float((await lists.readline()).split()[0])
 
 
-async def pods(_: int) -> list[Figure]:
-    """Allocate, and what pods cost the API server: one by one, then a burst."""
-    async with served() as cluster:
-        journal, user = cluster.api.journal, cluster.user
-        begun = journal.writes(user), journal.reads(user)
-        inside = await _allocates(cluster)
-        writes = (journal.writes(user) - begun[0]) / PODS
-        reads = (journal.reads(user) - begun[1]) / PODS
-        before = journal.reads(user)
-        burst = [f"burst-{number}" for number in range(BURST)]
-        for name in burst:
-            cluster.submit(plain(name).pod())
-        await reach(
-            cluster, lambda: all(is_running(cluster, name) for name in burst), BURST_PATIENCE
-        )
-        burst_reads = (journal.reads(user) - before) / BURST
-    return [
-        *inside,
-        Figure("writes_per_pod", "API writes a pod", "", [writes], f"{PODS} pods one by one", 2),
-        Figure("reads_per_pod", "API reads a pod", "", [reads], f"{PODS} pods one by one", 0),
-        Figure("reads_in_burst", "API reads a pod in a burst", "", [burst_reads], f"{BURST} pods"),
-    ]
-
-
-async def idle(_: int) -> list[Figure]:
-    """What the process costs while nothing happens, its GPUs in a stand-in for NVIDIA's library."""
-    async with with_library() as cluster, contextlib.AsyncExitStack() as pods:
-        empty = await _at_rest(cluster)
-        for number in range(CONTAINERS):
-            await pods.enter_async_context(a_pod(cluster, f"pod-{number}"))
-        full = await _at_rest(cluster)
-    how = f"of all threads over {IDLE:g} s, {GPUS} GPUs; no container"
-    beside = f"the same beside {CONTAINERS} containers"
-    cpu, wakes = "time on a core", "context switches"
-    return [
-        Figure("idle_cpu", "CPU while idle", "%", [empty.percent], f"{cpu} {how}", 0.05),
-        Figure(
-            "idle_wakes", "wake-ups a second while idle", "", [empty.wakes], f"{wakes} {how}", 5
-        ),
-        Figure("idle_requests", "API requests while idle", "", [empty.requests], how, 0),
-        Figure("idle_cpu_full", "CPU, with containers", "%", [full.percent], beside),
-        Figure("idle_wakes_full", "wake-ups a second, with containers", "", [full.wakes], beside),
-    ]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rest:
-    """What a process did at rest: percent of a core, wake-ups a second, requests in all."""
-
-    percent: float
-    wakes: float
-    requests: int
-
-
-async def _at_rest(cluster: SandboxCluster) -> Rest:
-    await asyncio.sleep(CALM)
-    journal, pid = cluster.api.journal, cluster.agent.pid
-    calls, used = sum(journal.counts.values()), process.cpu_seconds(pid)
-    woken = process.wake_ups(pid)
-    await asyncio.sleep(IDLE)
-    return Rest(
-        (process.cpu_seconds(pid) - used) / IDLE * 100,
-        (process.wake_ups(pid) - woken) / IDLE,
-        sum(journal.counts.values()) - calls,
-    )
-
-
-async def _allocates(cluster: SandboxCluster) -> list[Figure]:
-    """Pods one by one, and after each what its Allocate could not do without, by itself."""
-    places = cluster.places
-    directory = places.root / "toll"
-    directory.mkdir()
-    sums = [0.0]
-    tolls: list[toll.Toll] = []
-    written: list[int] = []
-    arguments = str(directory), str(places.pod_resources / "kubelet.sock")
-    async with beside("tests.bench.toll", *arguments) as (told, said):
-        for number in range(PODS):
-            name = f"pod-{number}"
-            async with a_pod(cluster, name):
-                size = (places.state / "state.json").stat().st_size
-                told.write(f"{size} {NAMESPACE} {name}\n".encode())
-                async with asyncio.timeout(PATIENCE):
-                    disk, question = map(float, (await said.readline()).split())
-            sums.append(await spent(cluster, number + 1))
-            tolls.append((disk, question))
-            written.append(decode_state((places.state / "state.json").read_bytes()).generation)
-    # The first of each has to find its way.
-    took = [now - before for before, now in pairwise(sums[1:])]
-    writes = [float(after - before) for before, after in pairwise(written)]
-    how = "generations of state.json from one settled pod to the next"
-    return [
-        *toll.figures(took, tolls[1:]),
-        Figure("writes_per_pod", "writes of the state, until a pod is settled", "", writes, how),
-    ]
-
-
 async def allocates(_: int) -> list[Figure]:
     """Allocates under other circumstances."""
     async with served() as cluster:
-        return await under_load(cluster, PODS // 2)
+        return await under_load(cluster, PODS)
 
 
 # The agent as operators have it: installed from its wheel, with compiled bytecode.

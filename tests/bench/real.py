@@ -7,23 +7,13 @@ from functools import partial
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench import process, toll
+from tests.bench import process
 from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
 from tests.bench.lab import PATIENCE, beside, chill, files
 from tests.peers.lab.agents import Agent
-from tests.peers.lab.faces import page
-from tests.peers.lab.identities import ADMIN
-from tests.peers.lab.node_state import until_unlocked
-from tests.peers.lab.placement import place, share
-from tests.peers.lab.pods import (
-    NAMESPACE,
-    a_pod,
-    as_if_generated,
-    delete,
-    until_deleted,
-    until_running,
-)
+from tests.peers.lab.control import ADMIN
+from tests.peers.lab.pods import NAMESPACE, a_pod, as_if_generated
 
 STARTS = 2
 """Starts of each kind for each run."""
@@ -169,7 +159,7 @@ HAMI = "1,319 ms, 21.9 ms with 5 s between pods; -"
 
 async def allocates(_: int) -> list[Figure]:
     """Pods one by one, placed by hand, and after each what it could not do without, by itself."""
-    at_kubelet, inside, tolls = list[float](), list[float](), list[toll.Toll]()
+    at_kubelet, inside, tolls = list[float](), list[float](), list[tuple[float, float]]()
     async with open_bed() as bed:
         cluster = bed.cluster
         agent = (await bed.start()).agent
@@ -182,15 +172,15 @@ async def allocates(_: int) -> list[Figure]:
             for number in range(PODS + 1):
                 name = f"one-{number}"
                 before = await _kubelet_sum(bed), await _agent_sum(agent)
-                await place(cluster, as_if_generated(a_pod(name)), [[share(cluster, number % 8)]])
-                await until_running(cluster, name)
-                await until_unlocked(cluster)
+                await cluster.place(as_if_generated(a_pod(name)), [[cluster.share(number % 8)]])
+                await cluster.until_running(name)
+                await cluster.until_unlocked()
                 now = await _kubelet_sum(bed), await _agent_sum(agent)
                 told.write(f"{state.stat().st_size} {NAMESPACE} {name}\n".encode())
                 async with asyncio.timeout(PATIENCE):
                     disk, question = map(float, (await said.readline()).split())
-                await delete(cluster, name, grace=0)
-                await until_deleted(cluster, name)
+                await cluster.delete(name, grace=0)
+                await cluster.until_deleted(name)
                 if number:  # the first has to find its way
                     at_kubelet.append((now[0] - before[0]) * 1000)
                     inside.append((now[1] - before[1]) * 1000)
@@ -224,7 +214,7 @@ async def _kubelet_sum(bed: RealBed) -> float:
 async def _agent_sum(agent: Agent) -> float:
     """Seconds of all Allocates that were answered. The page may be a quarter of a second old."""
     await asyncio.sleep(0.3)
-    _, text = await page(agent, "/metrics")
+    _, text = await agent.page("/metrics")
     return sum(
         sample.value
         for family in text_string_to_metric_families(text)

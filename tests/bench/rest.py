@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hami_core import HAMI_2_9_0, MEMORY_LIMIT, HamiCoreRegion
-from agent.sandbox.hardware_talk import ask
+from agent.sandbox.hami_core import MEMORY_LIMIT, HamiCoreRegion
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.usage import HostRegions, use_of
 from tests.bench.allocates import a_pod
@@ -93,7 +92,7 @@ def _containers(top: Path, node: ProcNode) -> Iterator[str]:
         name = f"{uid}_main"
         directory = top / "vgpu/containers" / name
         directory.mkdir(parents=True)
-        region = HamiCoreRegion(directory / "usage.cache", HAMI_2_9_0)
+        region = HamiCoreRegion(directory / "usage.cache")
         for pid in PIDS[:2]:
             process = region.start(pid, {MEMORY_LIMIT: "8g"}, NOW)
             for gpu in range(len(GPUS)):
@@ -176,7 +175,7 @@ async def _lost(gpus: int, split_count: int, runs: int) -> list[Figure]:
 
 
 async def _strike(cluster: SandboxCluster, gpu: int) -> None:
-    await ask(cluster.places.hardware_socket, talk.XidRequest(gpu=str(gpu), xid=79))
+    await ask(cluster.places.hardware_socket, HardwareRequest("xid", str(gpu), 79))
 
 
 async def at_rest(lists: asyncio.StreamReader, rest: float = REST) -> list[float]:

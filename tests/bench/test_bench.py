@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from tests.bench import toll
 from tests.bench.__main__ import LONG, PARTS, asked
 from tests.bench.figures import Figure, keep, percentile, table
 from tests.bench.rest import at_rest
@@ -62,7 +61,7 @@ def test_what_other_parts_measured_before_is_kept_where_that_is_asked_for(tmp_pa
     ("words", "parts"),
     [
         ([], [name for name in PARTS if name not in LONG]),
-        (["idle", "restarts"], ["restarts", "idle"]),
+        (["regions", "restarts"], ["restarts", "regions"]),
         (["real"], [one for one in PARTS if one.startswith("real-") and one not in LONG]),
         ([*LONG], [*LONG]),
     ],
@@ -81,15 +80,3 @@ async def test_a_reader_that_has_ended_is_no_rest():
     lists.feed_eof()
     with pytest.raises(RuntimeError, match="has ended"):
         await at_rest(lists)
-
-
-# The floor of an Allocate: measured beside it, and taken pair by pair.
-
-
-def test_what_is_left_to_the_agent_is_taken_pair_by_pair():
-    figures = {one.id: one for one in toll.figures([4.0, 40.0, 5.0], [(1, 1), (20, 10), (1, 2)])}
-
-    assert {"allocate_p50": 5.0, "allocate_p99": 40.0, "allocate_over_both": 5 / 3} == {
-        name: figure.shown for name, figure in figures.items()
-    }
-    assert [2.5, 10] == [figures[name].budget for name in ("allocate_p50", "allocate_p99")]

@@ -11,33 +11,12 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from grpclib import GRPCError
 from grpclib.client import Channel
 
 from agent.wire.v1 import GetPodResourcesRequest, PodResourcesListerStub
-from tests.bench.figures import Figure, percentile
-
-Toll = tuple[float, float]
-"""Milliseconds for the disk, and for the question."""
-
-
-def figures(allocates: Sequence[float], tolls: Sequence[Toll]) -> list[Figure]:
-    """Allocates and, of the same moments, what the machine and the kubelet took by themselves.
-
-    Pair by pair, for a shared machine is fast at one moment and slow at another.
-    """
-    pairs = list(zip(allocates, map(sum, tolls), strict=True))
-    own = "the agent's own clock, by the sum of rpc_duration_seconds after each pod"
-    paired = "pod by pod: the Allocate and what the two took by themselves just after"
-    name, within = "Allocate in the agent", percentile(allocates, 99)
-    return [
-        Figure("allocate_p50", f"{name}, p50", "ms", allocates, own, 2.5),
-        Figure("allocate_p99", f"{name}, p99", "ms", allocates, own, 10, within),
-        Figure("allocate_over_both", "… over both", "x", [a / b for a, b in pairs], paired, 1.3),
-    ]
 
 
 async def main(directory: Path, socket: str) -> None:

@@ -1,14 +1,15 @@
 """The page in a browser: content, changes while it is open, keyboard, and accessibility."""
 
+import contextlib
 import json
 
 import pytest
 
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario.stage import PLACED, plain
+from agent.web.server import reading_pages, serve_port
 from tests.browser.lab.chromium import Tab
 from tests.browser.lab.node import GPUS, STRAY, shows
-from tests.browser.lab.serving import serving_page
 from tests.doors.page_facts import busy
 
 # While a document loads it has no body yet.
@@ -20,6 +21,13 @@ NOTICE = "idle for 1 h"
 PODS = "document.getElementById('allocations').innerText"
 PLACE = "document.getElementById('filter').getBoundingClientRect().top"
 TAB = 9
+
+
+@contextlib.asynccontextmanager
+async def serving_page(facts):
+    """The address of the page of the facts that a test makes."""
+    async with serve_port(reading_pages(facts), "127.0.0.1", 0) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def opened(tab: Tab, cluster: SandboxCluster) -> None:

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.chart.lab.helm import Helm, Object, container, host_paths, of_kind, pod_of, the
-from tests.chart.lab.values import MATRIX, Values, values
+from tests.chart.lab.helm import Helm, Object, host_paths, of_kind, pod_of, the
+from tests.chart.lab.values import MATRIX, values
 from tests.fakes.explain_rig import EXPLAIN_RIGHTS
 
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 -- where it is mounted
@@ -37,7 +37,6 @@ PROFILE = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 ROOTS = {"agent", "library", "vgpu-monitor"}
-ANYBODY = {"namespaceSelector": {}}
 
 
 @pytest.fixture(params=MATRIX)
@@ -79,35 +78,11 @@ def test_these_containers_are_root_and_no_others(pods: list[Object]):
         assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
 
 
-def test_who_waits_for_the_toolkit_is_not_root(helm: Helm):
-    pod = pod_of(helm.objects(values("driver root")))
-    one = container(pod, "toolkit")
-    assert ["toolkit", "library"] == [each["name"] for each in pod["initContainers"]]
-    context = one["securityContext"]
-
-    assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
-    assert [("validations", True)] == [(m["name"], m["readOnly"]) for m in one["volumeMounts"]]
-
-
-def test_who_places_the_library_has_one_directory_of_the_host_and_no_gpu(helm: Helm):
-    one = container(pod_of(helm.objects(values("least"))), "library")
-
-    assert ["hook"] == [mount["name"] for mount in one["volumeMounts"]]
-    assert [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}] == one["env"]
-
-
 def test_no_pod_names_an_apparmor_profile_by_itself(objects: tuple[Object, ...]):
     # A node without AppArmor refuses a pod that names one, RuntimeDefault as well.
     for kind in ("DaemonSet", "Job"):
         for one in of_kind(objects, kind).values():
             assert "apparmor" not in json.dumps(one["spec"]["template"]).lower()
-
-
-def test_an_operator_may_name_a_profile_of_apparmor_and_none_of_seccomp_is_lost(helm: Helm):
-    wanted = {"appArmorProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "spc_t"}}
-    pod = pod_of(helm.objects({**values("least"), "podSecurityContext": wanted}))
-
-    assert {**wanted, "seccompProfile": {"type": "RuntimeDefault"}} == pod["securityContext"]
 
 
 def test_only_what_is_allowed_is_writable(objects: tuple[Object, ...]):
@@ -161,53 +136,6 @@ def test_an_update_leaves_no_node_without_an_agent_that_waits(objects: tuple[Obj
     assert [] == [port for port in agent["ports"] if "hostPort" in port]
 
 
-def test_nothing_listens_on_the_node_unless_asked_for(helm: Helm):
-    services = of_kind(helm.objects(values("least")), "Service")
-
-    assert {"agent-hami-agent": "ClusterIP"} == {
-        name: service["spec"]["type"] for name, service in services.items()
-    }
-
-
-def policy(helm: Helm, given: Values, end: str = "") -> Object:
-    found: Object = of_kind(helm.objects(given), "NetworkPolicy")[f"agent-hami-agent{end}"]["spec"]
-    return found
-
-
-def test_metrics_are_for_those_whom_the_network_policy_names(helm: Helm):
-    (rule,) = policy(helm, values("least"))["ingress"]
-    theirs = {**values("least"), "networkPolicy": {"namespaces": ["mine"], "from": [ANYBODY]}}
-    (other,) = policy(helm, theirs)["ingress"]
-    mine, monitoring = rule["from"]
-
-    # Of its own namespace, and of those that the values name.
-    assert {"podSelector": {}} == mine == other["from"][0]
-    assert [{"port": "http"}] == rule["ports"] == other["ports"]
-    assert {"monitoring", "openshift-monitoring"} <= set(namespaces(monitoring))
-    assert (["mine"], ANYBODY) == (namespaces(other["from"][1]), other["from"][2])
-
-
-def namespaces(peer: Object) -> list[str]:
-    """Those of a peer that names them by the label that the API server sets itself."""
-    (only,) = peer["namespaceSelector"]["matchExpressions"]
-    assert ("kubernetes.io/metadata.name", "In") == (only["key"], only["operator"])
-    found: list[str] = only["values"]
-    return found
-
-
-def test_values_that_are_taken_away_are_empty(helm: Helm):
-    without = {**values("least"), "networkPolicy": {"namespaces": None}, "podSecurityContext": None}
-
-    nobody = {**values("least"), "networkPolicy": {"namespaces": []}}
-
-    for given in (without, nobody):
-        assert [{"podSelector": {}}] == policy(helm, given)["ingress"][0]["from"]
-    assert PROFILE["seccompProfile"] == pod_of(helm.objects(without))["securityContext"].get(
-        "seccompProfile"
-    )
-    assert "\n  gpu-system\n" in helm.notes(without, "1.36")
-
-
 def test_the_network_policy_is_for_the_agents_and_all_of_them(objects: tuple[Object, ...]):
     policies = of_kind(objects, "NetworkPolicy")
     agents = the(objects, "DaemonSet")
@@ -218,87 +146,6 @@ def test_the_network_policy_is_for_the_agents_and_all_of_them(objects: tuple[Obj
     assert agents["spec"]["selector"] == found["spec"]["podSelector"]
     assert agents["metadata"]["namespace"] == found["metadata"]["namespace"]
     assert agents["spec"]["selector"]["matchLabels"].items() <= labels.items()
-
-
-def test_one_value_takes_all_network_policies_away(helm: Helm):
-    objects = helm.objects({**values("monitor"), "networkPolicy": {"enabled": False}})
-
-    assert {} == of_kind(objects, "NetworkPolicy")
-
-
-@pytest.mark.parametrize("end", ["", "-uninstall"])
-def test_no_way_out_is_closed_unless_the_api_servers_ports_are_named(helm: Helm, end: str):
-    for row in MATRIX:
-        if not MATRIX[row].get("networkPolicy", {}).get("apiServerPorts"):
-            for name, one in of_kind(helm.objects(values(row)), "NetworkPolicy").items():
-                assert ["Ingress"] == one["spec"]["policyTypes"], name
-                assert "egress" not in one["spec"], name
-    named = policy(helm, values("guarded"), end)
-
-    assert ["Ingress", "Egress"] == named["policyTypes"]
-    ports = [{"port": 443, "protocol": "TCP"}, {"port": 16443, "protocol": "TCP"}]
-    assert [{"ports": ports}] == named["egress"]
-
-
-def test_a_port_that_is_opened_on_every_node_is_not_closed_again(helm: Helm):
-    monitor = {"devicePlugin": {"monitor": {"enabled": True}}}
-    (closed,) = policy(helm, {**values("least"), **monitor})["ingress"]
-    named, anybody = policy(helm, values("monitor"))["ingress"]
-
-    assert [{"port": "http"}, {"port": "monitor"}] == named["ports"] == closed["ports"]
-    assert {"ports": [{"port": "monitor"}]} == anybody
-
-
-def test_nobody_connects_to_who_cleans_up(helm: Helm):
-    objects = helm.objects(values("least"))
-    both = of_kind(objects, "NetworkPolicy")
-    job = both["agent-hami-agent-uninstall"]
-    labels = the(objects, "Job")["spec"]["template"]["metadata"]["labels"]
-
-    assert 2 == len(both)
-    assert job["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    agents = the(objects, "DaemonSet")["spec"]["selector"]["matchLabels"]
-    assert not agents.items() <= labels.items()  # it is not taken for an agent
-    assert [] == job["spec"]["ingress"]
-    assert "post-delete" == job["metadata"]["annotations"]["helm.sh/hook"]
-
-
-def test_who_cleans_up_is_confined_before_it_may_do_anything(helm: Helm):
-    weights: dict[int, set[str]] = {}
-    for one in helm.objects(values("guarded")):
-        notes = one["metadata"].get("annotations", {})
-        if "helm.sh/hook" in notes:
-            weights.setdefault(int(notes["helm.sh/hook-weight"]), set()).add(one["kind"])
-            gone = set(notes["helm.sh/hook-delete-policy"].split(","))
-            # One that failed shows its log, and is in nobody's way.
-            kept = set() if one["kind"] == "Job" else {"hook-failed"}
-            assert {"before-hook-creation", "hook-succeeded"} | kept == gone
-
-    assert {
-        -2: {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"},
-        -1: {
-            *("ClusterRole", "ClusterRoleBinding", "NetworkPolicy"),
-            *("Role", "RoleBinding", "ServiceAccount"),
-        },
-        0: {"Job"},
-    } == weights
-
-
-def test_who_cleans_up_may_do_nothing_else(helm: Helm):
-    objects = helm.objects(values("least"))
-    role, inside = of_kind(objects, "ClusterRole"), the(objects, "Role")
-    hooks = {
-        one["metadata"]["annotations"]["helm.sh/hook"]
-        for one in objects
-        if one["metadata"]["name"] == "agent-hami-agent-uninstall"
-    }
-
-    assert [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
-        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
-    ] == role["agent-hami-agent-uninstall"]["rules"]
-    assert [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}] == inside["rules"]
-    assert {"post-delete"} == hooks
 
 
 def test_who_explains_may_read_and_is_bound_to_nobody(helm: Helm):
@@ -314,14 +161,3 @@ def test_who_explains_may_read_and_is_bound_to_nobody(helm: Helm):
 
     assert EXPLAIN_RIGHTS == granted
     assert role["metadata"]["name"] not in bound
-
-
-def test_the_driver_root_brings_no_right_to_device_files(helm: Helm):
-    pod = pod_of(helm.objects(values("driver root")))
-    mounts = {m["name"]: m for m in container(pod)["volumeMounts"]}
-
-    assert "/run/nvidia/driver" == host_paths(pod)["driver-root"]
-    assert ("/driver-root", True) == (
-        mounts["driver-root"]["mountPath"],
-        mounts["driver-root"]["readOnly"],
-    )

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from agent.cli.node import WAIT
-from tests.chart.lab.helm import Helm, Object, of_kind, pod_of, the
-from tests.chart.lab.values import LEAST, MATRIX, Values, values
+from tests.chart.lab.helm import Helm, Object, of_kind, the
+from tests.chart.lab.values import LEAST, values
 
 LABELS = {"labels", "matchLabels", "selector", "nodeSelector"}
 
@@ -63,44 +63,9 @@ def test_a_name_that_yaml_takes_for_something_else_stays_a_text(helm: Helm, name
     assert argument == "--selector=" + ",".join(f"{key}={value}" for key, value in agent.items())
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({}, []),
-        ({"resourceName": "nvidia.com/gpu"}, []),
-        ({"resourceName": "example.com/gpu"}, ["--resource-name=example.com/gpu"]),
-        (
-            {
-                "resourceName": "example.com/gpu",
-                "config": {"sharing": {"resourceName": "example.com/other"}},
-            },
-            ["--resource-name=example.com/other"],
-        ),
-    ],
-)
-def test_the_job_is_told_another_resource(helm: Helm, given: Values, named: list[str]):
-    pod = the(helm.objects({**LEAST, **given}), "Job")["spec"]["template"]["spec"]
-
-    assert named == [one for one in pod["containers"][0]["args"] if "--resource" in one]
-
-
 def test_the_attempts_of_the_job_end_by_themselves_and_before_helm(helm: Helm):
     job = the(helm.objects(values("least")), "Job")["spec"]
     # What is ended from outside leaves no log. Ten seconds are between two attempts.
     attempts = (job["backoffLimit"] + 1) * (WAIT + 10)
 
     assert attempts + 20 <= job["activeDeadlineSeconds"] < 300
-
-
-def test_the_job_runs_where_the_agents_ran(helm: Helm):
-    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
-    wanted = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
-    affinity = {**MATRIX["guarded"]["affinity"], "nodeAffinity": wanted}
-    objects = helm.objects({**LEAST, "affinity": affinity})
-    job, pod = the(objects, "Job")["spec"]["template"]["spec"], pod_of(objects)
-
-    assert pod["nodeSelector"] == job["nodeSelector"]
-    assert {"nodeAffinity": wanted} == job["affinity"]
-    assert wanted == pod["affinity"]["nodeAffinity"]
-    cordoned = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}
-    assert [cordoned | {"effect": "NoSchedule"}, *pod["tolerations"]] == job["tolerations"]

@@ -81,8 +81,8 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (b"", "ended the connection"),
-        (b'{"reply":"event"}\n', "did not answer as a simulation"),
+        (b"", "broke"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}\n", "is not one of simulated hardware"),
         (None, "did not answer within 0.5 s"),
     ],
 )
@@ -92,7 +92,7 @@ async def test_nobody_and_a_peer_that_is_no_hardware_are_exit_3(
     monkeypatch.setattr(sandbox, "DEADLINE", 0.5)
 
     async def babble(reader, writer) -> None:
-        await reader.readline()
+        await reader.readuntil(b"}")
         if answer is None:
             await reader.read()
         writer.write(answer or b"")

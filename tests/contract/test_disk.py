@@ -20,39 +20,21 @@ async def disk_and_faults(request, tmp_path):
     disk.close()
 
 
-async def test_an_absent_file_reads_as_none(disk_and_faults):
-    disk, _ = disk_and_faults
-
-    assert None is await disk.read("state.json")
-
-
-async def test_what_was_written_is_read(disk_and_faults):
+async def test_what_was_written_is_read_and_the_content_before_is_kept_where_it_is_asked(
+    disk_and_faults,
+):
     disk, _ = disk_and_faults
     large = bytes(range(256)) * 1024
-    await disk.replace("state.json", b"small")
+    assert None is await disk.read("state.json")
+    await disk.replace("state.json", b"1", keep="state.json.1")
+    assert (b"1", None) == (await disk.read("state.json"), await disk.read("state.json.1"))
+
+    for content in (b"2", b"", large):
+        await disk.replace("state.json", content, keep="state.json.1")
     await disk.replace("other.json", b"")
 
-    await disk.replace("state.json", large)
-
-    assert large == await disk.read("state.json")
-    assert b"" == await disk.read("other.json")
-
-
-async def test_keep_receives_the_content_before(disk_and_faults):
-    disk, _ = disk_and_faults
-    for generation in (b"1", b"2", b"3"):
-        await disk.replace("state.json", generation, keep="state.json.1")
-
-    assert b"3" == await disk.read("state.json")
-    assert b"2" == await disk.read("state.json.1")
-
-
-async def test_the_first_content_keeps_nothing(disk_and_faults):
-    disk, _ = disk_and_faults
-
-    await disk.replace("state.json", b"1", keep="state.json.1")
-
-    assert None is await disk.read("state.json.1")
+    found = [await disk.read(name) for name in ("state.json", "state.json.1", "other.json")]
+    assert [large, b"", b""] == found
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,8 @@ from agent.errors import DriverError, GpuError
 from agent.gpu.driver import NvmlDriver
 from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome, RecoveryAction
 from agent.ports import Driver
-from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import open_simulation
-from agent.sandbox.hardware_talk import ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub, listening
@@ -45,28 +45,20 @@ def stub_path(tmp_path_factory) -> Path:
     return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
 
 
-REQUESTS: dict[str, Callable[..., talk.NamedGpuRequest]] = {
-    "xid": lambda gpu, xid: talk.XidRequest(gpu=gpu, xid=xid),
-    "lose": lambda gpu: talk.LoseRequest(gpu=gpu),
-    "refuse": lambda gpu: talk.RefuseRequest(gpu=gpu),
-    "find": lambda gpu: talk.RestoreRequest(gpu=gpu),
-    "remove": lambda gpu: talk.RemoveRequest(gpu=gpu),
-}
-
-
-async def simulated(tmp_path: Path):
+async def simulated(tmp_path: Path, _: pytest.FixtureRequest):
     path = tmp_path / "simulate.sock"
 
-    async def do(word: str, index: int, *xid: int) -> None:
-        await ask(path, REQUESTS[word](str(index), *xid))
+    async def do(word: str, index: int, xid: int = 0) -> None:
+        verb: Any = "restore" if word == "find" else word
+        await ask(path, HardwareRequest(verb, str(index), xid))
 
     async with open_simulation("t4:3", socket_path=path) as driver:
         yield Subject(driver, do)
 
 
-async def stubbed(tmp_path: Path, stub_path: Path):
+async def stubbed(tmp_path: Path, request: pytest.FixtureRequest):
     library = tmp_path / "libnvidia-ml.so.1"
-    shutil.copy(stub_path, library)
+    shutil.copy(request.getfixturevalue("stub_path"), library)
     stub = NvmlStub(library)
     there = [0, 1, 2]
 
@@ -87,23 +79,14 @@ async def stubbed(tmp_path: Path, stub_path: Path):
     nvml_stub.forget()
 
 
-async def real():
+async def real(*_: object):
     async with open_real_driver() as (driver, scan):
         yield Subject(driver, gpus=len(scan.gpus))
 
 
-REAL = pytest.param("real", marks=pytest.mark.gpu)
-
-
-@pytest.fixture(params=["simulated", "stub", REAL])
+@pytest.fixture(params=[simulated, stubbed, pytest.param(real, marks=pytest.mark.gpu)])
 async def subject(request, tmp_path):
-    if request.param == "simulated":
-        made = simulated(tmp_path)
-    elif request.param == "stub":
-        made = stubbed(tmp_path, request.getfixturevalue("stub_path"))
-    else:
-        made = real()
-    async for one in made:
+    async for one in request.param(tmp_path, request):
         yield one
 
 
@@ -129,23 +112,17 @@ async def answering(driver: Driver, uuid: GpuUuid) -> Probe:
 async def test_a_stream_of_events_says_once_that_it_is_open_and_misses_nothing_from_then_on(
     pliable,
 ):
-    opened = asyncio.Event()
-    told: list[bool] = []
-
-    def note() -> None:
-        told.append(True)
-        opened.set()
-
-    events = pliable.driver.events(note)
+    opened = asyncio.Queue[bool]()
+    events = pliable.driver.events(lambda: opened.put_nowait(True))
     assert isinstance(events, AsyncGenerator)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         heard = tasks.create_task(events.__anext__())
-        await opened.wait()
+        assert await opened.get()
         await pliable.cause("xid", 1, 48)
         event = await heard
     await events.aclose()
 
-    assert (EventKind.XID, 48, [True]) == (event.kind, event.xid, told)
+    assert (EventKind.XID, 48, True) == (event.kind, event.xid, opened.empty())
 
 
 async def test_a_scan_lists_the_gpus_by_index(subject):
@@ -158,36 +135,24 @@ async def test_a_scan_lists_the_gpus_by_index(subject):
     assert {subject.gpus - 1} == {len(gpu.links) for gpu in scan.gpus}
     assert scan.driver_version[0].isdigit()
     assert scan == await subject.driver.scan()
+    probe = await subject.driver.probe(scan.gpus[-1].uuid)
+    assert (scan.gpus[-1].uuid, ProbeOutcome.PASSED) == (probe.uuid, probe.outcome)
 
 
-async def test_a_sound_gpu_passes_its_probe_and_a_stranger_is_lost(subject):
-    uuid = (await subject.driver.scan()).gpus[-1].uuid
-    probe = await subject.driver.probe(uuid)
-
-    assert (uuid, ProbeOutcome.PASSED) == (probe.uuid, probe.outcome)
-    assert ProbeOutcome.LOST is (await subject.driver.probe(NOBODY)).outcome
-
-
-async def test_the_signs_of_a_sound_gpu_say_so_or_nothing(subject):
+async def test_the_signs_and_a_sample_of_a_sound_gpu_are_well_or_nothing(subject):
     uuid = (await subject.driver.scan()).gpus[0].uuid
-    signs = (await subject.driver.probe(uuid)).signs
+    signs, sample = (await subject.driver.probe(uuid)).signs, await subject.driver.sample(uuid)
 
     assert {signs.rows_pending, signs.rows_failed, signs.pages_pending} <= {None, False}
     assert signs.recovery in {None, RecoveryAction.NONE}
-
-
-async def test_a_sample_is_a_share_or_nothing(subject):
-    uuid = (await subject.driver.scan()).gpus[0].uuid
-    sample = await subject.driver.sample(uuid)
-
     assert uuid == sample.uuid
-    assert all(
-        share is None or 0 <= share <= 100 for share in (sample.gpu_percent, sample.memory_percent)
-    )
+    shares = sample.gpu_percent, sample.memory_percent
+    assert all(share is None or 0 <= share <= 100 for share in shares)
     assert sample.used_mib is None or sample.used_mib >= 0
 
 
-async def test_side_questions_to_a_stranger_fail_for_him_alone(subject):
+async def test_a_stranger_is_lost_and_side_questions_to_him_fail_for_him_alone(subject):
+    assert ProbeOutcome.LOST is (await subject.driver.probe(NOBODY)).outcome
     with pytest.raises(GpuError, match="GPU GPU-nobody: ") as caught:
         await subject.driver.sample(NOBODY)
     assert ("GPU-nobody", True) == (caught.value.gpu, caught.value.lost)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.looptime(False)
 
 LOCK = "hami.io/mutex.lock"
 HELD = "2026-09-01T12:00:00Z,team-a,one"
+MARKS = {"hami.io/bind-phase": "success"}
 THE_NODE = f"system:node:{NODE}"
 THE_ACCOUNT = "system:serviceaccount:hami:hami-agent"
 
@@ -34,48 +35,41 @@ async def cluster(kind: str, folder: Path, identity: str = THE_NODE) -> AsyncIte
         yield world
 
 
-async def test_a_merge_patch_adds_and_removes_and_answers_with_the_node(kind, tmp_path):
+async def test_annotations_of_the_node_are_patched_and_our_lock_is_released_and_no_other(
+    kind, tmp_path
+):
     async with cluster(kind, tmp_path) as world:
-        node = await world.node_api.annotate_node({"hami.io/x": "1", LOCK: None, "absent": None})
-
-        assert {"hami.io/x": "1", "plain": "kept"} == node.annotations
-        assert NODE == node.name
-        assert {"hami.io/x": "1", "plain": "kept"} == world.node_annotations()
-
-
-async def test_our_lock_is_released(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
+        for now in ("2026-09-01T12:00:09Z,team-b,two", None):
+            world.edit_node({LOCK: now})
+            with pytest.raises(ApiInvalid):
+                await world.node_api.release_lock(LOCK, HELD)
+            assert now == world.node_annotations().get(LOCK)
+        world.edit_node({LOCK: HELD})
         await world.node_api.release_lock(LOCK, HELD)
-
         assert {"plain": "kept"} == world.node_annotations()
 
-
-@pytest.mark.parametrize("now", ["2026-09-01T12:00:09Z,team-b,two", None])
-async def test_a_foreign_or_absent_lock_stays_as_it_is(kind, tmp_path, now):
-    async with cluster(kind, tmp_path) as world:
-        world.edit_node({LOCK: now})
-        with pytest.raises(ApiInvalid):
-            await world.node_api.release_lock(LOCK, HELD)
-
-        assert now == world.node_annotations().get(LOCK)
+        world.edit_node({LOCK: HELD})
+        node = await world.node_api.annotate_node({"hami.io/x": "1", LOCK: None, "absent": None})
+        assert (NODE, {"hami.io/x": "1", "plain": "kept"}) == (node.name, node.annotations)
+        assert node.annotations == world.node_annotations()
 
 
 async def test_the_node_watch_begins_with_the_node_and_follows_it(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         watch = world.node_api.watch_node()
-        first = await anext(watch)
-        world.edit_node({"plain": "changed"})
-        second = await anext(watch)
-        world.delete_node()
-        third = await anext(watch)
-        world.create_node({"plain": "new"})
-        fourth = await anext(watch)
+        seen = [await anext(watch)]
+        for change in (
+            lambda: world.edit_node({"plain": "changed"}),
+            world.delete_node,
+            lambda: world.create_node({"plain": "new"}),
+        ):
+            change()
+            seen.append(await anext(watch))
 
-        plain = [node and node.annotations["plain"] for node in (first, second, third, fourth)]
-        assert ["kept", "changed", None, "new"] == plain
-        assert first is not None
-        assert fourth is not None
-        assert first.uid != fourth.uid
+        assert ["kept", "changed", None, "new"] == [
+            node and node.annotations["plain"] for node in seen
+        ]
+        assert seen[0].uid != seen[3].uid
 
 
 @pytest.mark.parametrize("is_created", [False, True])
@@ -142,89 +136,50 @@ async def test_a_get_finds_no_pod_that_is_not_on_this_node(kind, tmp_path, node)
         assert await world.pod_api.get_pod(NAMESPACE, "one") is None
 
 
-async def test_pods_are_listed_with_a_version_to_watch_from(kind, tmp_path):
+async def test_pods_are_listed_and_watched_from_there_until_they_are_deleted(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         uid = world.create_pod("one")
+        world.edit_pod("one", MARKS)
         found = await world.pod_api.list_pods()
-        world.create_pod("two")
-        watch = world.pod_api.watch_pods(found.resource_version)
-        opened, added = await anext(watch), await anext(watch)
-
         assert [(uid, "one", NODE, 1)] == [
             (pod.uid, pod.name, pod.node, pod.containers[0].count) for pod in found.pods
         ]
+        world.create_pod("two")
+        watch = world.pod_api.watch_pods(found.resource_version)
+        opened, added = await anext(watch), await anext(watch)
         assert PodChange(found.resource_version) == opened
-        assert added.pod is not None
-        assert "two" == added.pod.name
-        assert added.pod.resource_version == added.resource_version
+        assert ("two", added.resource_version) == (added.pod.name, added.pod.resource_version)
         assert int(found.resource_version) < int(added.resource_version)
 
-
-async def test_a_deleted_pod_is_told_with_its_last_state(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        uid = world.create_pod("one")
-        world.edit_pod("one", {"hami.io/bind-phase": "allocating"})
-        found = await world.pod_api.list_pods()
-        watch = world.pod_api.watch_pods(found.resource_version)
-        await anext(watch)
         world.delete_pod("one")
         change = await anext(watch)
         while not change.deleted:  # told before as one that is being deleted
             change = await anext(watch)
+        assert (uid, MARKS) == (change.pod.uid, change.pod.annotations)
 
-        assert change.pod is not None
-        assert (uid, {"hami.io/bind-phase": "allocating"}) == (
-            change.pod.uid,
-            change.pod.annotations,
-        )
-
-
-async def test_a_watch_that_ends_in_time_says_how_far_it_came(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        found = await world.pod_api.list_pods()
-        watch = world.pod_api.watch_pods(found.resource_version)
-        await anext(watch)
-        world.create_pod("one")
-        added = await anext(watch)
+        # A watch that ends in time says how far it came, and a forgotten position is gone.
         world.end_watches()
         rest = [change async for change in watch]
-
         assert [None] == [change.pod for change in rest]
-        assert int(added.resource_version) <= int(rest[-1].resource_version)
-
-
-async def test_a_forgotten_position_is_gone(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        found = await world.pod_api.list_pods()
-        world.create_pod("one")
+        assert int(change.resource_version) <= int(rest[-1].resource_version)
         world.forget_history()
         with pytest.raises(ApiGone):
             async for _ in world.pod_api.watch_pods(found.resource_version):
                 pass
 
 
-async def test_pod_annotations_are_patched_and_removed(kind, tmp_path):
+async def test_annotations_of_a_pod_are_patched_and_never_of_a_new_one_of_its_name(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         uid = PodUid(world.create_pod("one"))
         world.edit_pod("one", {"hami.io/a": "1", "hami.io/b": "2"})
-        await world.pod_api.annotate_pod(
-            NAMESPACE, "one", uid, {"hami.io/a": None, "hami.io/bind-phase": "success"}
-        )
+        await world.pod_api.annotate_pod(NAMESPACE, "one", uid, {"hami.io/a": None, **MARKS})
+        assert {"hami.io/b": "2", **MARKS} == world.pod_annotations("one")
 
-        expected = {"hami.io/b": "2", "hami.io/bind-phase": "success"}
-        assert expected == world.pod_annotations("one")
-
-
-async def test_a_new_pod_of_the_same_name_is_not_patched(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        uid = PodUid(world.create_pod("one"))
         world.delete_pod("one")
         world.create_pod("one")
         with pytest.raises(ApiInvalid) as raised:
-            await world.pod_api.annotate_pod(NAMESPACE, "one", uid, {"hami.io/a": "1"})
-
-        assert 422 == raised.value.status
-        assert {} == world.pod_annotations("one")
+            await world.pod_api.annotate_pod(NAMESPACE, "one", uid, MARKS)
+        assert (422, {}) == (raised.value.status, world.pod_annotations("one"))
 
 
 async def test_a_throttled_request_says_when_to_come_back(kind, tmp_path):

@@ -58,7 +58,8 @@ async def description(driver: NvmlDriver, scan: Scan) -> list[str]:
 async def watch(driver: NvmlDriver, scan: Scan, seconds: float) -> WatchedGpu:
     """Listen, sample and probe as the agent does, for so long."""
     seen, loop = WatchedGpu(), asyncio.get_running_loop()
-    end = loop.time() + seconds
+    next_probe = loop.time()
+    end = next_probe + seconds
 
     async def listen() -> None:
         async for event in driver.events():
@@ -66,10 +67,13 @@ async def watch(driver: NvmlDriver, scan: Scan, seconds: float) -> WatchedGpu:
 
     async with asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(listen())
-        next_probe = loop.time()
-        while loop.time() < end:
-            begun = loop.time()
-            await _sample(driver, scan, seen)
+        while (begun := loop.time()) < end:
+            for gpu in scan.gpus:
+                seen.samples += 1
+                try:
+                    await driver.sample(gpu.uuid)
+                except GpuError as error:
+                    seen.failures.append(str(error))
             if begun >= next_probe:
                 next_probe = begun + PROBE_PERIOD
                 await _probe(driver, scan, seen)
@@ -79,23 +83,12 @@ async def watch(driver: NvmlDriver, scan: Scan, seconds: float) -> WatchedGpu:
     return seen
 
 
-async def _sample(driver: NvmlDriver, scan: Scan, seen: WatchedGpu) -> None:
-    for gpu in scan.gpus:
-        try:
-            await driver.sample(gpu.uuid)
-        except GpuError as error:
-            seen.failures.append(str(error))
-        seen.samples += 1
-
-
 async def _probe(driver: NvmlDriver, scan: Scan, seen: WatchedGpu) -> None:
     for gpu in scan.gpus:
-        probe = await driver.probe(gpu.uuid)
-        if probe.outcome is not ProbeOutcome.PASSED:
-            seen.failures.append(f"{gpu.uuid}: {probe.outcome}: {probe.text}")
-        if probe.unmonitored:
-            seen.failures.append(f"{gpu.uuid} is unmonitored: {probe.unmonitored}")
         seen.probes += 1
+        probe = await driver.probe(gpu.uuid)
+        if probe.outcome is not ProbeOutcome.PASSED or probe.unmonitored:
+            seen.failures.append(f"{gpu.uuid}: {probe.outcome}: {probe.text}{probe.unmonitored}")
     seen.scans += 1
     if (await driver.scan()).gpus != scan.gpus:
         seen.failures.append("a scan found other GPUs than before")

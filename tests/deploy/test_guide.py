@@ -11,7 +11,7 @@ import yaml
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, SchedulerSettings, pod_requests
-from agent.sandbox.scheduler.webhook import review_pod
+from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.settings.reading import FOREIGN, Sources, make_plan
 from agent.settings.schema import FIELDS
 from tests.shape import tree
@@ -37,19 +37,19 @@ def limits_of(pod: Any) -> dict[str, object]:
 def test_the_example_is_a_pod_and_asks_for_what_its_remarks_say():
     pod = yaml.safe_load(POD)
     kubernetes_validate.validate(pod, "1.36", strict=True)
-    (request,) = pod_requests(admitted(limits_of(pod)).pod, SETTINGS)
+    (request,) = pod_requests(admitted(limits_of(pod)), SETTINGS)
 
     assert request is not None
     assert (1, 8000, 30) == (request.count, request.memory_mib, request.core_percent)
 
 
 def test_a_gpu_alone_is_a_whole_one_with_hamis_scheduler_and_with_memory_it_is_not():
-    assert "100" == limits_of(admitted({COUNT: 1}).pod)[CORES]
-    assert CORES not in limits_of(admitted({COUNT: 1, MEMORY: 8000}).pod)
+    assert "100" == limits_of(admitted({COUNT: 1}))[CORES]
+    assert CORES not in limits_of(admitted({COUNT: 1, MEMORY: 8000}))
 
 
 def test_memory_with_a_unit_drops_the_request():
-    assert (None,) == pod_requests(admitted({COUNT: 1, MEMORY: "3Gi"}).pod, SETTINGS)
+    assert (None,) == pod_requests(admitted({COUNT: 1, MEMORY: "3Gi"}), SETTINGS)
 
 
 def test_a_pod_with_a_privileged_container_or_a_node_is_refused():
@@ -57,8 +57,9 @@ def test_a_pod_with_a_privileged_container_or_a_node_is_refused():
     privileged["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     placed["spec"]["nodeName"] = "gpu-1"
 
-    assert not review_pod(privileged, SETTINGS).is_allowed
-    assert not review_pod(placed, SETTINGS).is_allowed
+    for pod in (privileged, placed):
+        with pytest.raises(DeniedError):
+            review_pod(pod, SETTINGS)
 
 
 def test_the_settings_for_time_slicing_are_taken():

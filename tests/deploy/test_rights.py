@@ -14,7 +14,7 @@ ADAPTER = "agent/kube"
 EVERYBODYS = {("create", "selfsubjectaccessreviews")}
 """Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
 OPTIONAL = {("patch", "nodes/status")}
-"""The chart grants it only with `report.nodeCondition` (tests/chart/test_values.py)."""
+"""The chart grants it only with `report.nodeCondition` (tests/chart/test_golden.py)."""
 OPERATORS = {("get", "pods/exec")}
 """`execute` of the client asks it, which only COMMANDS call."""
 COMMANDS = Path("agent/kube/reader.py")

@@ -21,6 +21,7 @@ from tests.doors.web_client import GET, PAGES, ask, raw, serving
 pytestmark = pytest.mark.looptime(False)
 BURST = 300
 MARK = b"abracadabra"
+OWN = "127.0.0.1"
 
 
 @pytest.fixture(autouse=True)
@@ -164,19 +165,15 @@ async def test_an_id_is_answered_with_its_text_of_the_runbook(name, status, said
 # Connections.
 
 
-async def test_a_head_of_many_times_its_bound_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(server, "HEAD_TIMEOUT", 0.5)
-    many = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 8000) for number in range(100))
+HEADS = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 8000) for number in range(100))
+
+
+@pytest.mark.parametrize("head", [GET[:-2] + HEADS + b"\r\n", GET[:-2] + b"X-Slow: "])
+async def test_a_head_that_is_far_too_long_or_does_not_end_is_closed(monkeypatch, head):
+    monkeypatch.setattr(server, "HEAD_TIMEOUT", 0.05 if len(head) < 1000 else 0.5)
     async with serving(PAGES) as (port, _):
         with contextlib.suppress(ConnectionError):
-            assert b"" == await raw(port, GET[:-2] + many + b"\r\n")
-
-
-async def test_a_client_that_sends_no_head_is_closed(monkeypatch):
-    monkeypatch.setattr(server, "HEAD_TIMEOUT", 0.05)
-    async with serving(PAGES) as (port, _):
-        with contextlib.suppress(ConnectionResetError):
-            assert b"" == await raw(port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
+            assert b"" == await raw(port, head)
 
 
 async def test_a_client_that_takes_no_answer_is_closed(monkeypatch):
@@ -205,11 +202,11 @@ async def test_a_client_that_takes_no_answer_is_closed(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def connected(port, count, source="127.0.0.1", sent=GET[:1]):
-    """That many connections, the oldest first, of which each has sent that much."""
+async def connected(port, sources, sent=GET[:1]):
+    """A connection from each of these addresses, the oldest first, which has sent that much."""
     async with contextlib.AsyncExitStack() as stack:
         made = []
-        for _ in range(count):
+        for source in sources:
             pair = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
             stack.callback(pair[1].close)
             pair[1].write(sent)
@@ -227,33 +224,29 @@ async def is_answered(pair, sent=GET[1:]):
         return False
 
 
-async def answered(port, times, source="127.0.0.1"):
+async def answered(port, times, source=OWN):
     """How many of `times` GETs are answered, each on a connection of its own."""
     found = 0
     for _ in range(times):
-        async with connected(port, 1, source, b"") as (pair,):
+        async with connected(port, [source], b"") as (pair,):
             found += await is_answered(pair, GET)
     return found
 
 
-@pytest.mark.parametrize("own", ["127.0.0.1", "127.0.0.2"])
-async def test_however_many_connections_stand_idle_who_asks_is_answered(own):
-    """The kubelet's probe, from an address of its own, or one that it shares with strangers."""
-    async with (
-        serving(PAGES) as (port, _),
-        connected(port, server.CONNECTIONS + 44),
-        connected(port, 40, "127.0.0.3"),
-    ):
+FULL = server.CONNECTIONS + 44
+STRANGERS = [OWN] * FULL + ["127.0.0.3"] * 40
+MANY = [f"127.0.{1 + number // 200}.{1 + number % 200}" for number in range(FULL)]
+
+
+@pytest.mark.parametrize(
+    ("idle", "own"),
+    [(STRANGERS, OWN), (STRANGERS, "127.0.0.2"), (MANY, "127.0.1.1")],
+    ids=["from its own address", "from others", "from many addresses"],
+)
+async def test_however_many_connections_stand_idle_who_asks_is_answered(idle, own):
+    """As the kubelet's probe, from an address of its own, or one that it shares with strangers."""
+    async with serving(PAGES) as (port, _), connected(port, idle):
         assert 50 == await answered(port, 50, own)
-
-
-async def test_however_many_addresses_they_come_from_who_asks_is_answered():
-    async with serving(PAGES) as (port, _), contextlib.AsyncExitStack() as stack:
-        for number in range(server.CONNECTIONS + 44):
-            source = f"127.0.{1 + number // 200}.{1 + number % 200}"
-            await stack.enter_async_context(connected(port, 1, source))
-
-        assert 50 == await answered(port, 50, "127.0.1.1")
 
 
 @pytest.mark.skipif(
@@ -273,8 +266,8 @@ async def test_the_oldest_of_whoever_holds_most_gives_way(monkeypatch):
     monkeypatch.setattr(server, "SHARE", 2)
     async with (
         serving(PAGES) as (port, _),
-        connected(port, 2, "127.0.0.2") as modest,
-        connected(port, 4, "127.0.0.3") as greedy,
+        connected(port, ["127.0.0.2"] * 2) as modest,
+        connected(port, ["127.0.0.3"] * 4) as greedy,
     ):
         assert 1 == await answered(port, 1, "127.0.0.4")
 
@@ -286,7 +279,7 @@ async def test_who_takes_no_answer_gives_way_when_nobody_is_idle(monkeypatch):
     monkeypatch.setattr(server, "CONNECTIONS", 3)
     large = {**PAGES, "/large": lambda _: web.Response(body=b"x" * 16_000_000)}
     asked = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with serving(large) as (port, _), connected(port, 3, sent=asked) as lazy:
+    async with serving(large) as (port, _), connected(port, [OWN] * 3, asked) as lazy:
         for reader, _ in lazy:
             await reader.readexactly(8)
 
@@ -297,7 +290,7 @@ async def test_a_storm_is_one_line_a_minute_with_how_many_were_left_out(monkeypa
     monkeypatch.setattr(server, "CONNECTIONS", 2)
     async with serving(PAGES) as (port, _):
         with structlog.testing.capture_logs() as logs:
-            async with connected(port, 20) as idle:
+            async with connected(port, [OWN] * 20) as idle:
                 assert [False] * 18 == [await is_answered(one) for one in idle[:18]]
 
     assert [("web.full", "127.0.0.1", 0)] == [

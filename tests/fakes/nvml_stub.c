@@ -87,13 +87,12 @@ typedef struct {
   long long fields[MOST_FIELDS];
   volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
   volatile unsigned resets; /* each of them ends what the GPU was registered for before */
-  volatile int waking;      /* milliseconds that its next handle takes; the ones after that none */
   volatile int attached;    /* a session holds it: it can neither be reset nor be repartitioned */
 } slot_t;
 
 static struct state {
   int magic;
-  volatile int sessions, sets, inside, waiting, ending, undefined, serial, spoiled;
+  volatile int sessions, sets, inside, waiting, ending, undefined, spoiled;
   char driver[80], library[80];
   volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
   volatile unsigned calls[MOST_CALLS];
@@ -159,9 +158,7 @@ int stub_sets(void) { return all->sets; }
 int stub_inside(void) { return all->inside; }
 int stub_undefined(void) { return all->undefined; }
 int stub_attached(int slot) { return all->slots[slot].attached; }
-void stub_wake(int slot, int milliseconds) { all->slots[slot].waking = milliseconds; }
 void stub_spoil(int code) { all->spoiled = code; }
-void stub_serial(int serial) { all->serial = serial; }
 unsigned stub_calls(int call) { return all->calls[call]; }
 void stub_fail(int call, int slot, int code) {
   volatile int *place = &(slot < 0 ? all->failing : all->slots[slot].failing)[call];
@@ -225,20 +222,7 @@ static int enter(enum call call, const gpu_t *handle) {
     if (value_ >= 0) *(out) = value_; \
     return value_ < 0 ? NOT_SUPPORTED : OK; } while (0)
 
-static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
-
-/* The first handle wakes a GPU; where the driver is `serial`, one after the other. */
-static void attach(const gpu_t *handle) {
-  slot_t *gpu = &all->slots[handle->slot];
-  __sync_fetch_and_add(&all->inside, 1);
-  int serial = gpu->waking && all->serial;
-  if (serial) pthread_mutex_lock(&one_by_one);
-  if (gpu->waking) usleep(gpu->waking * 1000);  /* usleep(0) is a switch of the thread, too */
-  gpu->waking = 0;
-  gpu->attached = 1;
-  if (serial) pthread_mutex_unlock(&one_by_one);
-  __sync_fetch_and_sub(&all->inside, 1);
-}
+static void attach(const gpu_t *handle) { all->slots[handle->slot].attached = 1; }
 
 static long long get(const gpu_t *handle, enum field field) { return all->slots[handle->slot].fields[field]; }
 

@@ -8,7 +8,7 @@ import ctypes
 import itertools
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -115,12 +115,6 @@ class NvmlStub:
     def attached(self, slot: int) -> bool:
         """A session holds the GPU: it can neither be reset nor be repartitioned."""
         return bool(self._library.stub_attached(slot))
-
-    def wake_slowly(self, slots: Iterable[int], seconds: float, *, serial: bool = False) -> None:
-        """The next handle of each takes so long; `serial`: one after the other."""
-        self._library.stub_serial(int(serial))
-        for slot in slots:
-            self._library.stub_wake(slot, round(seconds * 1000))
 
     def lose(self, slot: int, *, lost: bool = True) -> None:
         """The GPU has fallen off the bus, or is back, reset: its registrations are gone."""

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from grpclib.client import Channel
@@ -63,7 +62,6 @@ class Script:
     options: DevicePluginOptions = field(default_factory=DevicePluginOptions)
     options_error: GRPCError | None = None
     refusals: list[GRPCError] = field(default_factory=list)
-    pre_start_errors: list[GRPCError] = field(default_factory=list)
     prefer: Callable[[list[str], list[str], int], list[str]] | None = None
     responses: Callable[[list[str]], list[ContainerAllocateResponse]] | None = None
     gate: asyncio.Event | None = None
@@ -102,29 +100,19 @@ class ScriptedPlugin(DevicePluginBase):
         self.name = name
         self.script = Script()
         self.devices = devices(count)
-        self.allocated: list[list[str]] = []
         self.preferred: list[tuple[list[str], list[str], int]] = []
-        self.pre_started: list[list[str]] = []
         self.headers: list[dict[str, str]] = []
         self.connections = 0
         self.streams = 0
-        self.streams_ended = asyncio.Event()
-        self.allocating = asyncio.Event()
         self._changed = asyncio.Event()
         self._closing = False
-        self._next: ListAndWatchResponse | None = None
         self._server: _Ear | None = None
 
     async def __aenter__(self) -> Self:
         await self.serve()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.die()
 
     async def serve(self) -> None:
@@ -156,11 +144,6 @@ class ScriptedPlugin(DevicePluginBase):
         self.devices = entries
         self._wake()
 
-    def send(self, message: ListAndWatchResponse) -> None:
-        """Send this very message, once, on every stream."""
-        self._next = message
-        self._wake()
-
     def end_streams(self) -> None:
         """Return from every ListAndWatch; the server goes on."""
         self._closing = True
@@ -179,12 +162,10 @@ class ScriptedPlugin(DevicePluginBase):
         try:
             while not self._closing:
                 changed = self._changed
-                scripted, self._next = self._next, None
-                yield ListAndWatchResponse(self.devices) if scripted is None else scripted
+                yield ListAndWatchResponse(self.devices)
                 await changed.wait()
         finally:
             self.streams -= 1
-            self.streams_ended.set()
 
     @override
     async def get_preferred_allocation(
@@ -201,8 +182,6 @@ class ScriptedPlugin(DevicePluginBase):
     @override
     async def allocate(self, message: AllocateRequest) -> AllocateResponse:
         (request,) = message.container_requests
-        self.allocated.append(request.devices_ids)
-        self.allocating.set()
         if self.script.gate is not None:
             await self.script.gate.wait()
         if self.script.refusals:
@@ -215,11 +194,8 @@ class ScriptedPlugin(DevicePluginBase):
     async def pre_start_container(
         self, message: PreStartContainerRequest
     ) -> PreStartContainerResponse:
-        self.pre_started.append(message.devices_ids)
         if self.script.pre_start_gate is not None:
             await self.script.pre_start_gate.wait()
-        if self.script.pre_start_errors:
-            raise self.script.pre_start_errors.pop(0)
         return PreStartContainerResponse()
 
     def _wake(self) -> None:

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from typing_extensions import override
+
 from agent.hami.annotations import RegisteredGpu, encode_json
 from agent.model import GpuUuid
 from agent.sandbox.apiserver_requests import merge_patch
-from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.loop import SchedulerModel
+from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.verbs import StoreCluster
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
@@ -39,9 +42,13 @@ def register_of(*uuids: str, healthy: bool = True) -> str:
 class FakeCluster:
     """One store with one node `n1`, and the scheduler beside it."""
 
-    def __init__(self, *uuids: str, eager: bool = False) -> None:
+    def __init__(
+        self, *uuids: str, eager: bool = False, settings: SchedulerSettings | None = None
+    ) -> None:
         self.store = ObjectStore(LoopClock(), Seeded())
-        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded(), eager=eager)
+        self.scheduler = SchedulerModel(
+            self.store, LoopClock(), Seeded(), eager=eager, settings=settings
+        )
         self.store.create(
             "nodes",
             {
@@ -105,26 +112,17 @@ class RecordedCluster(StoreCluster):
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store)
-        self.store = store
         self.calls: list[str] = []
 
     async def before(self, call: str) -> None:
         """What happens just before a request."""
 
-    async def request(
-        self,
-        verb: str,
-        resource: str,
-        namespace: str,
-        name: str,
-        body: Json | None = None,
-        *,
-        version: str | None = None,
-    ) -> Json:
-        call = f"{verb} {resource}"
+    @override
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        call = f"{verb} {where[0]}"
         self.calls.append(call)
         await self.before(call)
-        return await super().request(verb, resource, namespace, name, body, version=version)
+        return await super().request(verb, *where, body=body)
 
 
 @asynccontextmanager

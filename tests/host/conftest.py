@@ -7,18 +7,11 @@ import pytest
 
 from agent.gpu.driver import NvmlDriver
 from agent.hookdirs import HostHookDirs
-from tests.fakes.cuda_stub import build_cuda
 from tests.fakes.nvml_fixtures import built, deadline, forgetful, stub, stub_driver, stub_path
 from tests.fakes.offload import Inline
 from tests.host.hook_space import NAME
 
 __all__ = ["built", "deadline", "forgetful", "stub", "stub_driver", "stub_path"]
-
-
-@pytest.fixture(scope="session")
-def built_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the CUDA stub, without a state yet: to be copied."""
-    return build_cuda(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import hookdirs as sizes
+from agent import hookdirs
 from agent.errors import StateError
 from agent.hookdirs import PASS, STEPS, HostHookDirs, large_directories
 from agent.host.system import Worker
@@ -88,24 +88,24 @@ async def test_a_link_in_the_way_is_refused_and_not_followed(dirs, hook, tmp_pat
     assert (0o700, before) == (mode(victim), sorted(victim.rglob("*")))
 
 
+IN_ITS_PLACE = {
+    "link": lambda leaf: leaf.symlink_to(leaf.parents[3] / "victim"),
+    "file": lambda leaf: leaf.touch(),
+    "fifo": os.mkfifo,
+    "socket": lambda leaf: os.mknod(leaf, stat.S_IFSOCK | 0o600),
+}
+
+
 @pytest.mark.parametrize("wipe", [True, False])
-@pytest.mark.parametrize("what", ["link", "file", "fifo", "socket"])
+@pytest.mark.parametrize("make", IN_ITS_PLACE.values(), ids=IN_ITS_PLACE)
 async def test_what_is_in_a_containers_place_is_replaced_and_not_followed(
-    dirs, hook, tmp_path, what, wipe
+    dirs, hook, tmp_path, make, wipe
 ):
     (tmp_path / "victim").mkdir(mode=0o700)
     (tmp_path / "victim" / "file").write_text("mine")
     leaf = hook / "vgpu" / "containers" / NAME
     leaf.parent.mkdir(parents=True)
-    match what:
-        case "link":
-            leaf.symlink_to(tmp_path / "victim")
-        case "file":
-            leaf.write_text("")
-        case "fifo":
-            os.mkfifo(leaf)
-        case _:
-            os.mknod(leaf, stat.S_IFSOCK | 0o600)
+    make(leaf)
 
     await dirs.prepare(NAME, wipe=wipe)
     done = await cleared(dirs)
@@ -115,23 +115,10 @@ async def test_what_is_in_a_containers_place_is_replaced_and_not_followed(
     assert (0o700, "mine") == (mode(tmp_path / "victim"), (tmp_path / "victim/file").read_text())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "..",
-        "a_..",
-        "a_b/c",
-        "../a_b",
-        "a_B",
-        "a_-b",
-        "a_b-",
-        "_b",
-        "a_",
-        f"{'a' * 65}_b",
-        "a_b\n",
-    ],
-)
+NO_NAMES = ("", "..", "a_..", "a_b/c", "../a_b", "a_B", "a_-b", "a_b-", "_b", "a_", "a_b\n")
+
+
+@pytest.mark.parametrize("name", [*NO_NAMES, f"{'a' * 65}_b"])
 async def test_a_name_that_is_no_pod_and_container_makes_nothing(dirs, hook, name):
     with pytest.raises(StateError, match="not of the form <pod UID>_<container>"):
         await dirs.prepare(name, wipe=True)
@@ -320,7 +307,7 @@ async def test_what_cannot_be_removed_is_tried_again_after_an_hour(dirs, hook, m
     assert 2 == len(tried)
     assert [2, 2, 2, 1] == [one.kept for one in rounds]
     assert {"Operation not permitted"} == {one.why for one in rounds}
-    monkeypatch.setattr(sizes, "AGAIN", 0.0)
+    monkeypatch.setattr(hookdirs, "AGAIN", 0.0)
     assert 0 == (await cleared(dirs)).kept
 
 
@@ -374,43 +361,33 @@ async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path
 # What containers keep in their directories is counted and not changed, and the room is known.
 
 
-async def leaf_of(dirs: HostHookDirs, hook: Path) -> Path:
-    await dirs.prepare(NAME, wipe=True)
-    return hook / "vgpu" / "containers" / NAME
-
-
 def handles():
     """How many this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_too_many_entries_are_beyond_and_no_other_name_is_looked_at(dirs, hook, monkeypatch):
-    monkeypatch.setattr(sizes, "ENTRIES", 100)
-    before = handles()
-    containers = (await leaf_of(dirs, hook)).parent
-    for name, count in ((NAME, 150), (NAME.replace("main", "other"), 2), (".removed-0", 150)):
-        (containers / name).mkdir(exist_ok=True)
-        for number in range(count):
-            (containers / name / f"{number}").touch()
-
-    assert [(101, NAME)] == [(entries, name) for _, entries, name in large_directories(hook)]
-    assert before == handles()
-
-
-async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_hang(
+async def test_what_has_too_many_entries_or_bytes_is_named_and_nothing_else_is_looked_at(
     dirs, hook, monkeypatch
 ):
-    leaf = await leaf_of(dirs, hook)
+    before = handles()
+    await dirs.prepare(NAME, wipe=True)
+    leaf = hook / "vgpu" / "containers" / NAME
     (leaf / "a").write_bytes(bytes(100_000))
-    for number in range(20):
+    for number in range(20):  # a file of several names is one
         os.link(leaf / "a", leaf / f"a{number}")
     os.mkfifo(leaf / "fifo")
     (leaf / "loop").symlink_to("loop")
     (leaf / os.fsdecode(b"\xff\xfe\n" * 80)).touch()
+    for name in (NAME.replace("main", "other"), ".removed-0"):
+        (leaf.parent / name).mkdir()
+    for number in range(150):
+        (leaf.parent / ".removed-0" / f"{number}").touch()
 
-    for most, is_large in ((200_000, False), (90_000, True)):
-        monkeypatch.setattr(sizes, "BYTES", most)
-        assert is_large == bool(large_directories(hook))
+    for bytes_, entries, found in ((200_000, 100, []), (90_000, 100, [21]), (200_000, 20, [21])):
+        monkeypatch.setattr(hookdirs, "BYTES", bytes_)
+        monkeypatch.setattr(hookdirs, "ENTRIES", entries)
+        assert found == [min(count, 21) for _, count, _ in large_directories(hook)]
+    assert before == handles()
 
 
 async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):

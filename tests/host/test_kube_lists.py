@@ -51,18 +51,6 @@ def asked(session: KubeSession) -> int:
     return sum(count for (verb, *_), count in session.requests.items() if verb == "list")
 
 
-async def test_eight_pods_of_1_1_mb_hide_none(tmp_path: Path):
-    long = {"name": "main", "env": [{"name": "LONG", "value": "x" * 1_100_000}]}
-    async with a_cluster(tmp_path) as world:
-        for number in range(8):
-            add_pod(world, f"big-{number}", container=long)
-        add_pod(world, "gpu", {"hami.io/bind-phase": "allocating"})
-        first = await world.pod_api.list_pods()
-
-        assert {*(f"big-{number}" for number in range(8)), "gpu"} == {p.name for p in first.pods}
-        assert {"hami.io/bind-phase": "allocating"} == first.pods[-1].annotations
-
-
 def page(rest: str, *names: str) -> web.Response:
     metadata = {"resourceVersion": "7", "continue": rest}
     items = [{"metadata": {"uid": f"u-{name}", "name": name}} for name in names]

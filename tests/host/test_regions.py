@@ -53,11 +53,12 @@ async def test_each_file_that_hami_core_wrote_is_read(hook, regions, file):
     assert read_bytes(region_file(file).content).sums() == await one(regions)
 
 
-async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path):
-    with_region(hook)
-    with_region(hook, OTHER)
-    node = ProcNode(tmp_path)
-    pids = [process.pid for process in TWO.region.processes]
+@pytest.mark.parametrize("file", ["v12-two", "v12-created"])
+async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path, file):
+    with_region(hook, file=file)
+    with_region(hook, OTHER, file)
+    node, found = ProcNode(tmp_path), read_bytes(region_file(file).content)
+    pids = [process.pid for process in found.region.processes]
     node.container(pids[:1], pod=f"pod{NAME.partition('_')[0]}", mounted=NAME)
 
     regions = HostRegions(hook, Inline(), node.processes)
@@ -67,7 +68,7 @@ async def test_processes_that_exist_are_told_where_that_is_known(hook, tmp_path)
     assert [(1, True), (len(pids), False)] == [
         (readings[name].processes, readings[name].knows_living) for name in (NAME, OTHER)
     ]
-    assert msgspec.structs.replace(TWO, alive=frozenset(pids[:1])).sums() == readings[NAME]
+    assert msgspec.structs.replace(found, alive=frozenset(pids[:1])).sums() == readings[NAME]
 
 
 async def test_before_the_first_container_there_is_no_region(hook, regions):
@@ -318,7 +319,7 @@ async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_othe
     for name in bad:
         crowded(hook, name, slots=700)
     regions = HostRegions(hook, thread, cpu=thread.cpu)
-    hours, states = 0.25, set()
+    hours, states = 0.15, set()
 
     for _ in range(round(hours * 720)):
         readings = await regions.read([*bad, NAME])
@@ -352,7 +353,7 @@ async def test_what_a_round_did_not_reach_says_so_and_comes_first_in_the_next(ho
     ("offsets", "gpus", "processes"), [(V1_2, 16, 64), (V0, 2, 1024)], ids=["wide", "long"]
 )
 async def test_one_region_is_in_memory_at_a_time(hook, offsets, gpus, processes):
-    names = names_of(48)
+    names = names_of(16)
     for name in names:
         (container_dir(hook, name) / FILE).write_bytes(full_region(offsets, gpus, processes))
     regions = HostRegions(hook, Inline(), cpu=lambda: 0.0)

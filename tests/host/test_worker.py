@@ -12,31 +12,21 @@ from agent.host.system import Worker
 pytestmark = pytest.mark.looptime(False)
 
 
-async def test_work_runs_elsewhere_and_its_result_comes_back():
+async def test_work_is_done_elsewhere_in_order_and_result_or_error_come_back():
+    done: list[object] = []
     async with Worker("disk") as worker:
         thread = await worker.call(threading.current_thread)
-
-    assert "disk" == thread.name
-    assert thread.daemon
-    thread.join(timeout=5)
-    assert not thread.is_alive()
-
-
-async def test_the_error_of_the_work_is_the_callers():
-    async with Worker("disk") as worker:
         with pytest.raises(ValueError, match="no"):
             await worker.call(int, "no")
-
         assert 7 == await worker.call(int, "7")
-
-
-async def test_work_is_done_in_order():
-    done: list[object] = []
-    async with Worker("disk") as worker, asyncio.TaskGroup() as group:
-        for number in range(50):
-            group.create_task(worker.call(done.append, number))
+        async with asyncio.TaskGroup() as group:
+            for number in range(50):
+                group.create_task(worker.call(done.append, number))
 
     assert list(range(50)) == done
+    assert ("disk", True) == (thread.name, thread.daemon)
+    thread.join(timeout=5)
+    assert not thread.is_alive()
 
 
 async def test_work_whose_caller_left_is_not_begun():

@@ -7,25 +7,20 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-import functools
 import json
 import re
 import statistics
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.kube.objects import LISTS, LISTS_REFILL, PODS_BURST, PODS_REFILL
-from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
-from agent.sandbox.lab.cluster import NAMESPACE, NODE, fetch
+from agent.sandbox.hami_core import HamiCoreRegion
+from agent.sandbox.lab.cluster import fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
-from agent.sandbox.scenario.stage import Wish, Workload
-from agent.sandbox.store import Json
 from tests.hostile.lab.attackers import AttackTally, at_work
-from tests.hostile.lab.node import NEIGHBOUR, PODS, Node, Small, Tenant, is_full, open_node
+from tests.hostile.lab.node import NEIGHBOUR, Node, Small, Tenant, is_full, open_node
 from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege, changed, snapshot
 from tests.hostile.lab.tenant import REGION
 from tests.process.agent_process import PATIENCE, comes, offers
@@ -212,7 +207,7 @@ async def attacked(
 
 def a_region(path: Path) -> None:
     """That of a container that has not launched for long, and is neither limited nor held back."""
-    region = HamiCoreRegion(path, HAMI_2_9_0)
+    region = HamiCoreRegion(path)
     region.start(7, {}, LONG_AGO)
     region.put(region.offsets.tail + 4, "ii", 0, 0)
 
@@ -238,94 +233,3 @@ def is_said(one: dict[str, Any], why: str | None) -> bool:
     if why == "":
         return one["lastKernel"] is not None
     return why is not None and one["unread"].startswith(why)
-
-
-# What authors of pods have the agent ask of the API server, and what they have it read.
-
-AT_ONCE = 3
-"""Forged pods that wait for the kubelet at any time."""
-
-
-async def test_forged_pods_under_ever_new_names_are_no_storm_at_the_api_server(siege: Siege):
-    attack = Attack("forged pods, ever new names", "4 31", 150, 30.0, 5.0)
-    node, asked = siege.node, Counter[tuple[str, str]]()
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: AttackTally) -> AsyncIterator[None]:
-        before = calls(node)
-        async with asyncio.TaskGroup() as group:
-            for number in range(AT_ONCE):
-                hasty = number == 0
-                group.create_task(forge(node, attack, tally, f"forged-{number}", hasty=hasty))
-            yield
-        asked.clear()
-        asked.update(calls(node) - before)
-        told = (f"{asked[one]} {name}" for one, name in COUNTED.items())
-        tally.remark = ", ".join(told)
-
-    tally = await siege.withstand(attack, begin)
-
-    events, patches, lists = (asked[one] for one in COUNTED)
-    assert events <= min(tally.tries + 5, PODS_BURST + attack.seconds / PODS_REFILL + 5)
-    assert patches <= PODS + tally.tries
-    assert lists <= min(tally.tries, LISTS + attack.seconds / LISTS_REFILL) + 5
-
-
-COUNTED = {
-    ("create", "events"): "Events",
-    ("patch", "pods"): "patches of pods",
-    ("list", "pods"): "LISTs",
-}
-
-
-def calls(node: Node) -> Counter[tuple[str, str]]:
-    """What the agent has asked of the API server since the start."""
-    counts = node.cluster.api.journal.counts
-    mine = {(verb, kind): n for (who, verb, kind), n in counts.items() if who == node.cluster.user}
-    return Counter(mine)
-
-
-async def forge(node: Node, attack: Attack, tally: AttackTally, name: str, *, hasty: bool) -> None:
-    """A pod that another scheduler bound to the node, with a share that its author wrote; when it
-    is refused it comes again, under the next name.
-
-    They stay until the end; those of one who is `hasty` are deleted before the kubelet asks.
-    """
-    cluster = node.cluster
-    uuid = cluster.hardware.states[0].gpu.uuid
-    loop = asyncio.get_running_loop()
-    began, names = loop.time(), list[str]()
-    while len(names) < attack.most // AT_ONCE:
-        # The kubelet admits one after the other: without a rate these would be all that it does.
-        await asyncio.sleep(began + len(names) * AT_ONCE / attack.rate - loop.time())
-        left = began + attack.seconds - loop.time()
-        if left <= 0:
-            break
-        names.append(f"{name}-{len(names)}")
-        uid = cluster.store.create("pods", forged(names[-1], uuid))["metadata"]["uid"]
-        cluster.store.bind(NAMESPACE, names[-1], NODE)
-        if hasty:
-            cluster.store.delete("pods", NAMESPACE, names[-1], grace=0)
-        over = await cluster.until(functools.partial(is_rejected, node, uid), left)
-        tally.tries += over
-    for one in filter(node.pods.exists, names):
-        cluster.store.delete("pods", NAMESPACE, one)
-
-
-def is_rejected(node: Node, uid: str) -> bool:
-    """The kubelet has asked for it in vain."""
-    return any(event.pod == uid for event in node.cluster.kubelet.history.of("rejected"))
-
-
-def forged(name: str, uuid: str) -> Json:
-    """A pod that asks for a GPU, and says that it was given one."""
-    pod = Workload(name, "", (Wish("main", 1, 256),)).pod()
-    share = f"{uuid},NVIDIA,1,1:;"
-    pod["metadata"]["annotations"] = {
-        "hami.io/vgpu-devices-allocated": share,
-        "hami.io/vgpu-devices-to-allocate": share,
-        "hami.io/bind-phase": "allocating",
-        "hami.io/vgpu-node": NODE,
-        "hami.io/bind-time": "1",
-    }
-    return pod

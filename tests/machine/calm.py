@@ -14,7 +14,6 @@ from agent.sandbox.kubelet.model import Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import HamiVerbs
 from agent.sandbox.store import Json, NotFoundError, StatusError
 from tests.builders import NODE
 from tests.fakes.chance import Seeded
@@ -448,15 +447,8 @@ class CalmPlacer(SchedulerModel):
     def __init__(
         self, store: Store, clock: Clock, chance: random.Random, settings: SchedulerSettings
     ) -> None:
-        super().__init__(store, clock, chance, settings=settings)
         cluster = TimedCluster(store, chance)
-        self._hami = HamiVerbs(cluster, clock, chance, settings, eager=False)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no pod is being placed or waits for its next try: what is left fits nowhere."""
-        waiting = self._pending._waiting.values()
-        return self._pending.next_due() is None and not any(one.is_taken for one in waiting)
+        super().__init__(store, clock, chance, settings=settings, cluster=cluster)
 
 
 class Placements(Scheduler):

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
@@ -35,7 +33,6 @@ class Histories(OneHistory):
     """One history: a world on a loop of its own."""
 
     life: StartAgent = staticmethod(start_agent)
-    counted: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()

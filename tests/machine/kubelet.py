@@ -11,20 +11,13 @@ from grpclib.exceptions import GRPCError
 
 from agent.model import SliceList
 from agent.ports import Clock
-from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, DeviceRecord, KubeletBooks
-from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry
-from agent.sandbox.kubelet.endpoint import (
-    HEALTHY,
-    DeviceError,
-    DeviceTable,
-    ListedDevice,
-    PluginEndpoint,
-    go_text,
-)
-from agent.sandbox.kubelet.model import KubeletModel, Life, Paths, PodWorkers, Timings
+from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, KubeletBooks
+from agent.sandbox.kubelet.checkpoint import Checkpoint
+from agent.sandbox.kubelet.endpoint import HEALTHY, DeviceError, PluginEndpoint, go_text
+from agent.sandbox.kubelet.model import KubeletModel, Life, PodWorkers, Timings
 from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, KubeletLog, KubeletNode, PodSpec
 from agent.sandbox.kubelet.services import PodResourcesLister
-from agent.wire.v1beta1 import ContainerAllocateResponse, DevicePluginOptions
+from agent.wire.v1beta1 import ContainerAllocateResponse, Device, DevicePluginOptions
 
 RESOURCE = "nvidia.com/gpu"
 NOWHERE = Path("/nowhere")
@@ -63,26 +56,11 @@ class MemoryBooks(KubeletBooks):
         super().__init__(NOWHERE, chance, seen)
         self._drive = drive
 
-    def load(self) -> None:
-        content = self._drive.checkpoint or Checkpoint()
-        for entry in content.entries:
-            response = ContainerAllocateResponse.parse(entry.response)
-            record = DeviceRecord({node: tuple(ids) for node, ids in entry.numa.items()}, response)
-            self.records.insert((entry.pod_uid, entry.container), entry.resource, record)
-        self.recount()
-        for resource in content.registered or {}:
-            self.tables[resource] = DeviceTable()
-            self.endpoints[resource] = PluginEndpoint(resource)
-            self.endpoints[resource].stop(asyncio.get_running_loop().time())
+    def _read(self) -> Checkpoint:
+        return self._drive.checkpoint or Checkpoint()
 
-    def save(self) -> None:
-        self._drive.checkpoint = Checkpoint(
-            tuple(
-                CheckpointEntry(*owner, resource, record.numa, bytes(record.response))
-                for owner, resource, record in self.records
-            ),
-            {resource: sorted(table.healthy) for resource, table in self.tables.items()},
-        )
+    def _write(self, content: Checkpoint) -> None:
+        self._drive.checkpoint = content
 
 
 class MemoryLife(Life):
@@ -96,7 +74,7 @@ class MemoryLife(Life):
         seen: KubeletLog,
         timings: Timings,
     ) -> None:
-        super().__init__(node, Paths(NOWHERE, NOWHERE), chance, seen, timings)
+        super().__init__(node, NOWHERE, NOWHERE, chance, seen, timings)
         self.books = MemoryBooks(drive, chance, seen)
         self.allocator = MemoryAllocator(self.books, chance, seen, node.running(), self._active)
         self.allocator.drive = drive
@@ -142,21 +120,8 @@ class MemoryKubelet(KubeletModel):
     def _lose_checkpoint(self) -> None:
         self.drive.checkpoint = None
 
-    async def _supervise(self, stop: asyncio.Event, up: asyncio.Future[None]) -> None:
-        def serving() -> None:
-            if not up.done():
-                up.set_result(None)
-
-        while not stop.is_set():
-            life = MemoryLife(self.node, self.drive, self.random, self.history, self.timings)
-            self._life = life
-            try:
-                await life.run(serving)
-            finally:
-                self._life = None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.timings.after_panic):
-                    await stop.wait()
+    def _new_life(self) -> MemoryLife:
+        return MemoryLife(self.node, self.drive, self.random, self.history, self.timings)
 
 
 class MachinePlugin(Protocol):
@@ -215,10 +180,10 @@ class StoryLine(PluginEndpoint):
             raise DeviceError(f"endpoint {self.resource} has been stopped")
 
 
-def devices_of(listed: SliceList) -> tuple[ListedDevice, ...]:
+def devices_of(listed: SliceList) -> tuple[Device, ...]:
     """One list of the agent, as the kubelet reads it."""
     return tuple(
-        ListedDevice(text, HEALTHY if group.healthy else "Unhealthy", None)
+        Device(text, HEALTHY if group.healthy else "Unhealthy")
         for group in listed.groups
         for text in group.ids
     )

@@ -3,11 +3,13 @@
 import asyncio
 import dataclasses
 import multiprocessing
+import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 import structlog
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -18,8 +20,9 @@ from tests.machine.sides import VirtualLoop
 
 STEPS = 30
 CHUNK = 250
-"""Histories with faults that are drawn from one seed."""
+"""At most so many histories are drawn from one seed."""
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 Deed = Callable[[], object]
@@ -75,14 +78,21 @@ class Many:
     count: int
     jobs: int
 
-    def seeds(self, of_each: int = 1) -> range:
-        """The seeds, of each of which so many are drawn."""
-        return range(self.first, self.first + -(-self.count // of_each))
+    def seeds(self) -> range:
+        """One seed for each history."""
+        return range(self.first, self.first + self.count)
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Seeds, and how many histories to draw from each."""
+        return [
+            (self.first + place, min(CHUNK, self.count - drawn))
+            for place, drawn in enumerate(range(0, self.count, CHUNK))
+        ]
 
 
 @contextmanager
 def side_by_side(
-    play_one: Callable[[int], T], seeds: Sequence[int], jobs: int, at_once: int
+    play_one: Callable[[S], T], seeds: Sequence[S], jobs: int, at_once: int
 ) -> Iterator[Iterator[T]]:
     """What comes of each seed, in their order; each process takes `at_once` seeds at a time.
 
@@ -96,8 +106,34 @@ def side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
+def play_many(machine: type[RuleBasedStateMachine], many: Many) -> Counter[str]:
+    """All of them, on all processors. Returns what they counted; the first breach fails."""
+    chunks = many.chunks()
+    counted: Counter[str] = Counter()
+    with side_by_side(partial(_chunk, machine), chunks, many.jobs, 1) as played:
+        for (number, size), (found, counts) in zip(chunks, played, strict=True):
+            clean = counted["histories"]
+            again = f"--history-seed={number} --histories={size}"
+            assert not found, f"{clean} histories were clean, then ({again}): {found}"
+            counted.update(counts)
+    return counted
+
+
+def _chunk(
+    machine: type[RuleBasedStateMachine], chunk: tuple[int, int]
+) -> tuple[str, Counter[str]]:
+    """What was wrong in the histories of that seed and in which of them; what they counted."""
+    try:
+        with silence():
+            return "", play_chunk(machine, *chunk)
+    except Exception as error:  # noqa: BLE001 -- what the agent raised, in a group or not
+        return "".join(traceback.format_exception(error)), Counter()
+
+
 class OneHistory(RuleBasedStateMachine):
     """A history on a loop of its own: steps, time that passes, and what must hold after each."""
+
+    counted: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()

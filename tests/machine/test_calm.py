@@ -6,15 +6,12 @@ Allocate was over. With a kubelet before 1.34 others may be as well; there the s
 are judged, and the refusals counted.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 
 import pytest
 
 from tests.machine.calm import a_story
-from tests.machine.calm_audit import CalmAudit
 from tests.machine.mutants import CALM_MUTANTS, Mutant
 from tests.machine.playing import Many, side_by_side
 from tests.machine.telling import ToldVerdict, tell_number
@@ -51,25 +48,6 @@ def test_a_planted_bug_is_found_where_nothing_fails(mutant: Callable[[], Mutant]
 
     with planted.patch, pytest.raises(AssertionError, match=planted.breach):
         _require_clean(map(tell_number, range(planted.first, planted.first + ENOUGH)))
-
-
-@pytest.mark.parametrize(("age", "is_excused"), [(1.0, True), (3.0, False)])
-async def test_two_pods_that_nothing_tells_apart_are_counted_and_no_breach(
-    age: float, *, is_excused: bool
-) -> None:
-    """A pod took the name of one that the kubelet has not forgotten, and a third one asks."""
-    kubelet = SimpleNamespace(history=SimpleNamespace(listen=lambda _: None))
-    judge = CalmAudit(SimpleNamespace(), kubelet, None, None)
-    judge.serves_unlocked = True
-    judge._named = {"old": "demo,web", "new": "demo,web", "asks": "demo,db"}
-    judge._present = {"new": {}, "asks": {}}
-    judge._gone = {"old": asyncio.get_running_loop().time() - age}
-
-    judge._judge_refusal("asks", "admitting several pods at once (demo/db, demo/web) [HA-2002]")
-
-    ghost = "refused, for a pod without a lock has the name of one that just ended"
-    assert {ghost if is_excused else "refused 2002": 1} == judge.tally
-    assert is_excused is not bool(judge.breaches)
 
 
 def test_a_story_is_the_same_whenever_it_is_told() -> None:

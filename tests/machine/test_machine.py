@@ -9,7 +9,6 @@ five minutes later no pod, lock, row or effect may be left over.
 import asyncio
 import datetime as dt
 import random
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from tests.machine.audit import HEARD_BY_A_GHOST, HEARD_BY_A_STATIC_POD, UNPLACE
 from tests.machine.histories import Histories
 from tests.machine.mutants import MUTANTS, Mutant
 from tests.machine.one_node import play as play_one
-from tests.machine.playing import CHUNK, Many, play, play_chunk, side_by_side, silence
+from tests.machine.playing import Many, play, play_chunk, play_many, silence
 from tests.machine.pods import Box, Shape
 from tests.machine.world import MachineWorld
 
@@ -33,15 +32,6 @@ MOST_WRONG = 10
 
 ENOUGH = 1500
 """Histories within which each planted bug is found."""
-
-
-def chunk_of(number: int) -> tuple[str, Counter[str]]:
-    """What was wrong in the histories of that seed and in which of them; what they counted."""
-    try:
-        with silence():
-            return "", play_chunk(Histories, number)
-    except AssertionError as error:
-        return "\n".join((str(error), *getattr(error, "__notes__", ()))), Counter()
 
 
 @pytest.mark.timeout(300)
@@ -55,15 +45,8 @@ def test_no_history_breaks_an_invariant(number: int) -> None:
 def test_none_of_ten_thousand_histories_breaks_an_invariant(
     many: Many, say: Callable[[str], None]
 ) -> None:
-    seeds = many.seeds(CHUNK)
-    counted: Counter[str] = Counter()
-    with side_by_side(chunk_of, seeds, many.jobs, 1) as chunks:
-        for number, (found, counts) in zip(seeds, chunks, strict=True):
-            counted.update(counts)
-            clean = (number - many.first) * CHUNK
-            again = f"--history-seed={number} --histories={CHUNK}"
-            assert not found, f"{clean} histories were clean, then ({again}): {found}"
-    say(f"{len(seeds) * CHUNK} histories were clean, from --history-seed={many.first} on")
+    counted = play_many(Histories, many)
+    say(f"{counted['histories']} histories were clean, from --history-seed={many.first} on")
     say("\n".join(f"{n:8} {kind}" for kind, n in sorted(counted.items())))
     kinds = (HEARD_BY_A_GHOST, HEARD_BY_A_STATIC_POD, UNPLACED)
     wrong = sum(counted[f"excused: {one}"] for one in kinds)
@@ -101,14 +84,9 @@ async def churn(world: MachineWorld, first: int, count: int) -> None:
     await asyncio.sleep(LONG)
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        pytest.param(1200, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="two hours"),
-        pytest.param(50_000, marks=[pytest.mark.histories, pytest.mark.timeout(7200)], id="days"),
-    ],
-)
-def test_as_many_pods_again_leave_no_object_more(count: int) -> None:
+def leave_no_object_more(count: int) -> None:
+    """So many pods, and as many again."""
+
     async def history(world: MachineWorld) -> None:
         await churn(world, 0, count)
         once = live_objects(world.agent)
@@ -118,6 +96,18 @@ def test_as_many_pods_again_leave_no_object_more(count: int) -> None:
 
     with silence():
         play_one(history)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_as_many_pods_again_leave_no_object_more() -> None:
+    leave_no_object_more(1200)
+
+
+@pytest.mark.histories
+@pytest.mark.timeout(7200)
+def test_days_of_pods_leave_no_object_more(many: Many) -> None:
+    leave_no_object_more(max(1200, 5 * many.count))
 
 
 # Of which of the kubelet's panics the agent could have known when it answered.
@@ -206,23 +196,3 @@ def test_good_pods_that_come_meanwhile_run(dead: int, seed: int, most: int) -> N
     assert NEW == len(ends)
     assert ends.count("Failed") <= most
     assert ends.count("Running") == NEW - ends.count("Failed")
-
-
-@pytest.mark.parametrize("gap", [0.1, 0.3, 0.5, 0.7])
-def test_one_of_two_that_died_around_the_kubelets_start_gets_no_share_of_the_other(gap: float):
-    """It skips what ran when it started, and asks for what was dead then; see `possible`."""
-
-    async def history(world: MachineWorld) -> None:
-        world.create_and_schedule("p", Shape((Box(mib=500, cores=0), Box(mib=900, cores=0))))
-        await asyncio.sleep(60)
-        (uid, early), (_, late) = world.running()
-        await world.kubelet.kill()
-        await world.kubelet.container_died(uid, late)
-        world.kubelet.drive.checkpoint = None
-        await world.kubelet.start()
-        await asyncio.sleep(gap)
-        if (uid, early) in world.running():
-            await world.kubelet.container_died(uid, early)
-        await asyncio.sleep(LONG)
-
-    play_one(history)

@@ -19,14 +19,10 @@ import pytest_asyncio
 from tests.marking import on_real_time
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, kept, open_cluster
-from tests.peers.lab.node_state import remove_pods, until_allocatable
 from tests.peers.lab.nodes import NodeUnderTest, ProbePlugin, RealNode, open_model_node
-from tests.peers.lab.placing import Programs
-from tests.peers.lab.releases import MODEL, Release, impossible, release_of
+from tests.peers.lab.placing import MODEL, Programs, Release, release_of
 from tests.peers.lab.requests import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
-from tests.peers.lab.site import Site
-from tests.peers.lab.switch import HamiPlugin, open_hami_plugin
 from tests.peers.lab.table import Table, age_of
 from tests.released import released
 
@@ -60,9 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
     for item in items:
-        test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
-        if item.path.parent == HERE and (reason := impossible(release, test)):
-            item.add_marker(pytest.mark.skip(f"HAMi {release}: {reason}"))
+        for mark in item.iter_markers("from_release"):
+            first, why = mark.args
+            if release.number < first:
+                item.add_marker(pytest.mark.skip(f"HAMi {release}: {why}"))
     on_real_time(items, HERE, 120, one_loop=True)
     # A worker that began a long module last would be at it when all others are done.
     longest: dict[Path, float] = {}
@@ -90,7 +87,7 @@ def pytest_runtest_makereport(
     report = yield
     used = getattr(item, "funcargs", {})
     site = used.get("site_of_module")
-    if report.failed and isinstance(site, Site):
+    if report.failed and site is not None:
         report.sections.append(("last words of the release", site.tail()))
     cluster = used.get("cluster") or getattr(used.get("node") or site, "cluster", None)
     if report.failed and isinstance(cluster, Cluster):
@@ -172,7 +169,7 @@ def pytest_terminal_summary(
 ) -> None:
     """The table is shown and written at the end, also of a run without failures."""
     table = config.stash.get(MEASURED, Table())
-    if table.rows and config.getoption("--peers"):
+    if table.told() and config.getoption("--peers"):
         long = config.getoption("markexpr") == "long"
         path = TABLE.with_stem("peers-long") if long else TABLE
         table.write(path)
@@ -213,7 +210,7 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(cluster.forget_history)
         stack.callback(cluster.forget_agent_state)
-        stack.push_async_callback(remove_pods, cluster)
+        stack.push_async_callback(cluster.remove_pods)
         stack.push_async_callback(cluster.revive)
         stack.push_async_callback(cluster.end_agents)
         stack.callback(cluster.thaw)
@@ -223,17 +220,10 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
 async def agent(cluster: Cluster, table: Table) -> Agent:
     """An agent as the node's own user, which has registered its 80 slices."""
     made = await cluster.start_agent()
-    await until_allocatable(cluster, 80, 30.0)
+    await cluster.until_allocatable(80, 30.0)
     table.add("agent started → 80 slices in PodResources", age_of(made.part.pid), 1.0)
     await cluster.nodes.until(cluster.is_sharing, 30.0, "no slices on the Node")
     return made
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def theirs(cluster: Cluster) -> AsyncIterator[HamiPlugin]:
-    """A stand-in for HAMi's plugin, which serves the node with 80 slices."""
-    async with open_hami_plugin(cluster) as plugin:
-        yield plugin
 
 
 @pytest.fixture(params=["model", "real"])

@@ -10,38 +10,14 @@ import pytest
 
 from agent.cluster import MUTEX_LOCK
 from tests.peers.lab.api import Object
-from tests.peers.lab.cluster import ACCOUNT, Cluster
-from tests.peers.lab.grants import (
-    WHOLE,
-    decided,
-    expected_inside,
-    failed,
-    grants,
-    lost,
-    oversold,
-    seen_inside,
-)
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.control import NODE
+from tests.peers.lab.grants import WHOLE, grants
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.placement import agent_stamps
-from tests.peers.lab.pods import (
-    PODS,
-    a_container,
-    a_pod,
-    as_seen,
-    create,
-    delete,
-    key,
-    name_of,
-    phase_of,
-    run,
-    telling,
-    until_deleted,
-    until_running,
-    until_settled,
-    up_at,
-)
-from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, reads, refused, writes
+from tests.peers.lab.pods import PODS, a_container, a_pod, key, name_of, phase_of
+from tests.peers.lab.requests import of_pods, reads, refused, writes
+from tests.peers.lab.running import ACCOUNT
 
 COUNT = 20
 CORES = 30
@@ -50,15 +26,15 @@ CORES = 30
 
 def sized(cluster: Cluster, name: str, mib: int, percent: int = CORES) -> Object:
     """A telling pod of that size."""
-    return telling(cluster, a_pod(name, a_container(memory=mib, cores=percent)))
+    return cluster.telling(a_pod(name, a_container(memory=mib, cores=percent)))
 
 
 async def wrongs(cluster: Cluster, asked: dict[str, tuple[int, int]]) -> list[str]:
     """What pods have, by their annotation or their inside, that is not what they asked for."""
     found = []
     for name, amounts in asked.items():
-        wanted, told = expected_inside(cluster, name), await seen_inside(cluster, name)
-        written = [(one.mib, one.percent) for one in grants(as_seen(cluster, name))["main"]]
+        wanted, told = cluster.expected_inside(name), await cluster.seen_inside(name)
+        written = [(one.mib, one.percent) for one in grants(cluster.as_seen(name))["main"]]
         if wanted != told or [amounts] != written:
             found.append(f"{name}: asked for {amounts}, was promised {wanted}, was told {told}")
     return found
@@ -67,18 +43,18 @@ async def wrongs(cluster: Cluster, asked: dict[str, tuple[int, int]]) -> list[st
 @pytest.mark.timeout(300)
 async def test_20_pods_at_once_all_run_with_their_own_shares(cluster, table):
     agent = await cluster.start_registered_agent(user=ACCOUNT)
-    mark = await mark_of_rest(cluster)
+    mark = await cluster.mark_of_rest()
     asked = {f"burst-{number}": (20000 + 37 * number, CORES) for number in range(COUNT)}
-    begun = await create(cluster, *(sized(cluster, name, mib) for name, (mib, _) in asked.items()))
-    await until_running(cluster, *asked, within=240.0)
-    await until_settled(cluster, *asked)
+    begun = await cluster.create(*(sized(cluster, name, mib) for name, (mib, _) in asked.items()))
+    await cluster.until_running(*asked, within=240.0)
+    await cluster.until_settled(*asked)
 
-    seconds = max(up_at(cluster, name, begun) for name in asked) - begun
+    seconds = max(cluster.up_at(name, begun) for name in asked) - begun
     print(f"20 pods at once were Ready after {seconds:.1f} s")  # noqa: T201 -- for whoever looks
     table.hold("20 pods at once: all Ready (HAMi's plugin: 81 s)", seconds, 40.0)
-    assert ([], {}, []) == (await wrongs(cluster, asked), oversold(cluster), failed(cluster))
+    assert ([], {}, []) == (await wrongs(cluster, asked), cluster.oversold(), cluster.failed())
     assert [] == agent.events("alloc.refused")
-    requests = await asked_since(cluster, mark, ACCOUNT, of_pods(COUNT))
+    requests = await cluster.asked_since(mark, ACCOUNT, of_pods(COUNT))
     assert [] == refused(requests)
     assert of_pods(COUNT, looks=0) == writes(requests)
     more = reads(requests) - of_pods(COUNT)
@@ -104,29 +80,28 @@ async def test_pods_hold_the_lock_for_a_moment(cluster, table, request, count):
         flags = "--split-count", str(split)
         agent = await cluster.start_registered_agent(*flags, user=ACCOUNT, slices=8 * split)
         # HAMi's scheduler reads the Nodes every 15 s: it has placed one pod before.
-        await until_settled(cluster, *await run(cluster, a_pod("first")))
+        await cluster.until_settled(*await cluster.run(a_pod("first")))
         await end(cluster, "first")
         begun, names = asyncio.get_running_loop().time(), []
         for turn in range(max(COUNT, count) // count):
             made = [f"burst-{turn}-{number}" for number in range(count)]
             names += made
-            await create(
-                cluster,
+            await cluster.create(
                 *(
                     a_pod(name, a_container(memory=2000 + 37 * place, cores=5))
                     for place, name in enumerate(made)
-                ),
+                )
             )
-            await until_running(cluster, *made, within=1200.0)
+            await cluster.until_running(*made, within=1200.0)
         # No more can be asked: by default HAMi's scheduler places pods again that run already.
         await cluster.nodes.until(
             lambda: {*names} <= dict(locks_held(cluster, begun)).keys(), 40.0, "a lock stays"
         )
-        table.add(f"{case}: all Ready", max(up_at(cluster, name, begun) for name in names) - begun)
+        table.add(f"{case}: all Ready", max(cluster.up_at(name, begun) for name in names) - begun)
         held = [one for owner, one in locks_held(cluster, begun) if owner in names]
         bound = LOCK if count == 1 else None
         table.add(f"{case}: a lock is held, median", statistics.median(held), bound, "ms")
-        assert ([], {}) == (agent.events("alloc.refused"), oversold(cluster, (*WHOLE[:2], split)))
+        assert ([], {}) == (agent.events("alloc.refused"), cluster.oversold((*WHOLE[:2], split)))
 
 
 def locks_held(cluster: Cluster, since: float) -> Iterator[tuple[str, float]]:
@@ -166,9 +141,9 @@ async def end(cluster, *names):
     """Have pods deleted at once, if they are there."""
     present = [name for name in names if key(name) in cluster.pods.objects]
     for name in present:
-        await delete(cluster, name, grace=0)
+        await cluster.delete(name, grace=0)
     for name in present:
-        await until_deleted(cluster, name)
+        await cluster.until_deleted(name)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +163,11 @@ async def test_two_pods_bound_back_to_back_never_swap_their_limits(cluster, agen
         async with asyncio.TaskGroup() as group:
             pods = [sized(cluster, name, *amounts) for name, amounts in asked.items()]
             tasks = [group.create_task(cluster.api.create(PODS, pod)) for pod in pods]
-        seen = [await decided(cluster, task.result()) for task in tasks]
+        seen = [await cluster.decided(task.result()) for task in tasks]
         rejected = {name_of(pod): pod["status"] for pod in seen if phase_of(pod) == "Failed"}
         denied |= rejected
         served = {name: asked[name] for name in names if name not in rejected}
-        assert ([], {}) == (await wrongs(cluster, served), oversold(cluster))
+        assert ([], {}) == (await wrongs(cluster, served), cluster.oversold())
         before = [name for name in names if name != "set-0"]
         pairs.append(names)
 
@@ -203,4 +178,4 @@ async def test_two_pods_bound_back_to_back_never_swap_their_limits(cluster, agen
         table.add(f"{what}: between the answers to two, median", statistics.median(between))
     print(denied)  # noqa: T201 -- shown with a failure
     table.hold(f"{what}: refused", len(denied), 0, unit="")
-    assert [] == lost(cluster)
+    assert [] == cluster.lost()

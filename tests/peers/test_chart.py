@@ -20,8 +20,8 @@ from agent.cluster import GPU_DEGRADED
 from tests.chart.lab.helm import Helm
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.api import JSON_PATCH, STRATEGIC, RefusedError
-from tests.peers.lab.cluster import ACCOUNT, account_token, kept
-from tests.peers.lab.control import counted
+from tests.peers.lab.cluster import kept
+from tests.peers.lab.control import ADMIN, NODE, NODE_USER, counted
 from tests.peers.lab.guarded import (
     IN_FORCE,
     POLICIES,
@@ -32,11 +32,11 @@ from tests.peers.lab.guarded import (
     policies,
     token_of,
 )
-from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
 from tests.peers.lab.node_state import notes_of
-from tests.peers.lab.placement import annotate, bind, create_by_hand, share
-from tests.peers.lab.pods import a_container, a_pod, run, telling, until_failed, until_settled
+from tests.peers.lab.part import until_answer
+from tests.peers.lab.pods import a_container, a_pod
 from tests.peers.lab.requests import granted
+from tests.peers.lab.running import ACCOUNT, account_token
 from tests.peers.lab.servers import (
     EVENTS,
     NODE_PATH,
@@ -48,7 +48,6 @@ from tests.peers.lab.servers import (
     marks,
     plain_pod,
 )
-from tests.peers.lab.space import until_answer
 from tests.shape.typed import told
 
 OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
@@ -421,13 +420,13 @@ async def test_the_agent_works_with_these_rights_and_uses_each_of_them(cluster, 
     mark = cluster.plane.audit.mark()
     await cluster.start_registered_agent("--kubeconfig", str(confined))
 
-    (served,) = await run(cluster, telling(cluster, a_pod("served", a_container())))
-    await until_settled(cluster, served)
+    (served,) = await cluster.run(cluster.telling(a_pod("served", a_container())))
+    await cluster.until_settled(served)
     # Bound without a lock: the Node is read before the refusal, which is told by an Event.
-    await create_by_hand(cluster, a_pod("unplaced"))
-    await annotate(cluster, "unplaced", [[share(cluster, 0)]])
-    await bind(cluster, "unplaced")
-    await until_failed(cluster, "unplaced")
+    await cluster.create_by_hand(a_pod("unplaced"))
+    await cluster.annotate("unplaced", [[cluster.share(0)]])
+    await cluster.bind("unplaced")
+    await cluster.until_failed("unplaced")
     await until_asked(cluster, mark, "create events")
     # An Event is counted on where the same happens again: what cannot be shared is told at each
     # start.

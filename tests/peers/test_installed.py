@@ -9,10 +9,15 @@ there is not built again: after a change of the agent, run deploy/image/build.
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import shlex
 import tarfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
@@ -20,39 +25,285 @@ import pytest_asyncio
 from agent import __version__
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED
-from agent.sandbox.hardware_talk import XidRequest, ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
+from agent.sandbox.lab.cluster import stand_in
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.cluster import ACCOUNT, Cluster, kept
-from tests.peers.lab.control import counted
-from tests.peers.lab.grants import expected_inside, rows, seen_inside
-from tests.peers.lab.identities import NODE
-from tests.peers.lab.node_state import NODE_PATH, capacity_of, notes_of, remove, until_allocatable
+from tests.peers.lab.api import Object
+from tests.peers.lab.cluster import Cluster, kept, open_cluster, open_pod_network
+from tests.peers.lab.control import ADMIN, NODE, counted
+from tests.peers.lab.node import BUSYBOX_FILE, PASSWD, write_image
+from tests.peers.lab.node_state import NODE_PATH, notes_of
 from tests.peers.lab.nodes import ProbePlugin, processes
-from tests.peers.lab.pods import (
-    PODS,
-    a_container,
-    a_telling_pod,
-    key,
-    lives,
-    lives_of,
-    phase_of,
-    run,
-    until_deleted,
-    until_settled,
-)
-from tests.peers.lab.site import (
-    CHART,
-    LIBRARY,
-    NAMESPACE,
-    NEXT,
-    SERVING,
-    extra_args,
-    open_site,
-    values,
-)
-from tests.peers.lab.space import status_of, until, until_answer, writable
-from tests.peers.lab.verbs import verb
+from tests.peers.lab.part import status_of, until, until_answer, writable
+from tests.peers.lab.placing import Programs, Release
+from tests.peers.lab.pods import PODS, a_container, key, lives, phase_of
+from tests.peers.lab.running import ACCOUNT
 from tests.released import released
+
+NAMESPACE: Final = "kube-system"
+RELEASE: Final = "hami-agent"
+IMAGE: Final = "localhost/hami-agent"
+NEXT: Final = f"{__version__}-next"
+"""The same image under a second tag: another version, as far as Kubernetes can tell."""
+LIBRARY: Final = stand_in()
+DAEMON_SET: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
+CHART: Final = released("*.tgz") or SOURCE / "deploy" / "chart" / "hami-agent"
+SERVING: Final = 60.0
+"""Seconds for what takes three or four on a quiet machine."""
+
+_PLACES: Final = (*("etc", "opt", "run", "usr/local", "var/lib"), "var/lib/kubelet/device-plugins")
+"""Where a look is taken at what is left."""
+_OTHERS: Final = {
+    *("/run/containerd", "/run/netns", "/var/lib/cni"),
+    "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+}
+"""What runtime, network and kubelet keep where pods have been."""
+_KINDS: Final = (
+    *("daemonset", "pod", "job", "configmap", "secret", "service", "serviceaccount"),
+    *("role", "rolebinding", "clusterrole", "clusterrolebinding", "controllerrevision"),
+    "networkpolicy",
+    *("validatingadmissionpolicy", "validatingadmissionpolicybinding"),
+)
+_HAMI: Final = "peers.test/hami"
+_HAMI_TAG: Final = "v2.10.0"
+_SHELL: Final = (
+    *("cat", "chmod", "cp", "find", "mktemp", "mv", "rm", "sh", "sha256sum", "stat", "sync"),
+)
+
+
+def extra_args(release: Release) -> tuple[str, ...]:
+    """What the agent is told: its GPUs are simulated, as in all other tests here."""
+    return ("--simulate", "h100:8", *release.flags)
+
+
+def values(release: Release) -> tuple[str, ...]:
+    """An operator names two images, and nobody waits longer than needed."""
+    return (
+        f"image.repository={IMAGE}",
+        f"library.image.repository={_HAMI}",
+        f"extraArgs={{{','.join(extra_args(release))}}}",
+        "minReadySeconds=1",
+        "config.report.nodeCondition=true",
+    )
+
+
+# The programs of an operator, run as they run them: helm and kubectl, as the cluster's admin.
+
+_COMMAND_SECONDS: Final = 240.0
+"""Until a command is taken to hang; each has a deadline of its own below that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that has ended, and what it said, errors included."""
+
+    code: int
+    words: str
+
+
+class Commands:
+    """The two programs at one cluster; `tools` is the folder that tests/chart/build printed."""
+
+    def __init__(self, cluster: Cluster, tools: Path, binaries: Path) -> None:
+        self._root = cluster.root
+        self._tools = tools
+        self._binaries = binaries
+        self._kubeconfig = str(cluster.plane.kubeconfig(ADMIN))
+
+    async def helm(self, *arguments: str) -> str:
+        """What helm said. Raises AssertionError: it failed."""
+        return succeeded(await self.try_helm(*arguments))
+
+    async def try_helm(self, *arguments: str) -> Ended:
+        """How a helm ended."""
+        return await self._run(self._tools / "helm", *arguments)
+
+    async def kubectl(self, *arguments: str) -> str:
+        """What kubectl said. Raises AssertionError: it failed."""
+        return succeeded(await self.try_kubectl(*arguments))
+
+    async def try_kubectl(self, *arguments: str) -> Ended:
+        """How a kubectl ended."""
+        return await self._run(self._binaries / "kubectl", *arguments)
+
+    async def _run(self, program: Path, *arguments: str) -> Ended:
+        room = self._root / "home"
+        room.mkdir(exist_ok=True)
+        environment = {"HOME": str(room), "PATH": "/usr/bin:/bin", "KUBECONFIG": self._kubeconfig}
+        process = await asyncio.create_subprocess_exec(
+            *(str(program), *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            async with asyncio.timeout(_COMMAND_SECONDS):
+                words, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
+        return Ended(process.returncode or 0, words.decode(errors="replace"))
+
+
+def succeeded(ended: Ended) -> str:
+    """What it said. Raises AssertionError: it failed."""
+    assert ended.code == 0, ended.words
+    return ended.words
+
+
+@dataclass(eq=False, slots=True)
+class Site:
+    """The cluster, its operator's commands, and all objects of the API that the chart makes."""
+
+    cluster: Cluster
+    run: Commands
+    found: frozenset[str]
+    """What was on the node before."""
+
+    @property
+    def agents(self) -> list[Object]:
+        """The agent's pods that are to stay: an update starts the next one beside the last."""
+        return [pod for pod in self.all_agents if "deletionTimestamp" not in pod["metadata"]]
+
+    @property
+    def all_agents(self) -> list[Object]:
+        """The agent's pods that are there."""
+        return [
+            pod
+            for pod in self.cluster.pods.objects.values()
+            if pod["metadata"].get("labels", {}).get("app.kubernetes.io/name") == RELEASE
+        ]
+
+    async def install(self, *settings: str) -> None:
+        """`helm install` with the values of an operator, and these. Raises AssertionError."""
+        succeeded(await self.try_install(*settings))
+
+    async def try_install(self, *settings: str) -> Ended:
+        """How such an installation ends."""
+        given = (*values(self.cluster.release), *settings)
+        return await self.run.try_helm("install", RELEASE, *self._chart(), *_given(given))
+
+    async def upgrade(self, *settings: str) -> None:
+        """`helm upgrade --reset-then-reuse-values`. Raises AssertionError."""
+        succeeded(await self.try_upgrade(*settings))
+
+    async def try_upgrade(self, *settings: str) -> Ended:
+        """How such an upgrade ends; flags of helm may be among the settings."""
+        return await self.run.try_helm(
+            "upgrade", RELEASE, *self._chart(), "--reset-then-reuse-values", *_given(settings)
+        )
+
+    async def rollback(self) -> None:
+        """`helm rollback`. Raises AssertionError."""
+        await self.run.helm("rollback", RELEASE, f"--namespace={NAMESPACE}")
+
+    async def uninstall(self) -> None:
+        """`helm uninstall`. Raises AssertionError."""
+        await self.run.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}")
+
+    async def rollout(self, seconds: int) -> Ended:
+        """How `kubectl rollout status` ends."""
+        where = (f"--namespace={NAMESPACE}", f"--timeout={seconds}s")
+        return await self.run.try_kubectl("rollout", "status", f"daemonset/{RELEASE}", *where)
+
+    async def is_installed(self) -> bool:
+        """Whether the release is there."""
+        listed = await self.run.helm("list", f"--namespace={NAMESPACE}", "--short")
+        return RELEASE in listed.split()
+
+    async def have_installed(self) -> None:
+        """Install it where it is not, and wait until it serves. Raises as both."""
+        if not await self.is_installed():
+            await self.install()
+            await self.until_serving()
+
+    async def until_serving(self, slices: int = 80) -> None:
+        """Return once kubelet and Node have the slices. Raises TimeoutError."""
+        await self.cluster.until_allocatable(slices, SERVING)
+        await self.cluster.nodes.until(
+            lambda: self.cluster.is_sharing(slices), SERVING, "no slices on the Node"
+        )
+
+    async def status(self) -> Mapping[str, Any]:
+        """The status of the DaemonSet. Raises RefusedError."""
+        found: Mapping[str, Any] = (await self.cluster.api.get(DAEMON_SET))["status"]
+        return found
+
+    async def objects(self) -> str:
+        """The names of all objects that the chart, its hooks or helm have made."""
+        kinds, label = ",".join(_KINDS), "--selector=app.kubernetes.io/part-of=hami-agent"
+        made = await self.run.kubectl("get", kinds, "--all-namespaces", "--output=name", label)
+        own = ("get", "secrets", f"--namespace={NAMESPACE}", "--output=name")
+        return made + await self.run.kubectl(*own, "--selector=owner=helm")
+
+    async def until_gone(self) -> None:
+        """Return once no such object is left: some go after helm has ended. Raises TimeoutError."""
+        found = ""
+
+        async def is_gone() -> bool:
+            nonlocal found
+            found = await self.objects()
+            return not found
+
+        await until_answer(is_gone, SERVING, lambda: f"these stay: {found}")
+
+    def left(self) -> frozenset[str]:
+        """What is on the node and was not there before, but for what others keep."""
+        return _entries(self.cluster) - self.found - _OTHERS
+
+    def tail(self, lines: int = 40) -> str:
+        """The last words of all containers of the release."""
+        logs = self.cluster.space.view / "var" / "log" / "pods"
+        files = sorted(logs.glob(f"{NAMESPACE}_{RELEASE}*/*/*.log"))
+        said = [line for one in files for line in one.read_text(errors="replace").splitlines()]
+        return "\n".join(said[-lines:])
+
+    @staticmethod
+    def _chart() -> tuple[str, ...]:
+        return (str(CHART), f"--namespace={NAMESPACE}")
+
+
+@contextlib.asynccontextmanager
+async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIterator[Site]:
+    """A cluster with pods' network, images and the node's label; nothing is installed yet."""
+    async with open_cluster(programs) as cluster, open_pod_network(cluster):
+        for file in ("libvgpu.so", "ld.so.preload"):
+            (cluster.hook / file).unlink()
+        library = cluster.root / "hami.tar"
+        _write_hami(library)
+        for one in (library, archive):
+            await cluster.runtime.load(one)
+        await cluster.runtime.tag(f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
+        await cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"gpu": "on"}}})
+        found = _entries(cluster) - {"/usr/local/vgpu"}
+        yield Site(cluster, Commands(cluster, tools, programs.folder), found)
+
+
+def _entries(cluster: Cluster) -> frozenset[str]:
+    view = cluster.space.view
+    return frozenset(
+        f"/{path.relative_to(view)}" for place in _PLACES for path in (view / place).iterdir()
+    )
+
+
+def _write_hami(path: Path) -> None:
+    """What HAMi's image has of its own for this chart: a shell, and the library."""
+    files: dict[str, Path | bytes] = {
+        "bin/busybox": BUSYBOX_FILE,
+        "etc/passwd": PASSWD,
+        "k8s-vgpu/lib/nvidia/libvgpu.so": LIBRARY,
+    }
+    links = {f"bin/{applet}": "busybox" for applet in _SHELL}
+    write_image(path, f"{_HAMI}:{_HAMI_TAG}", files, links, ["/bin/sh"])
+
+
+def _given(settings: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(
+        word for one in settings for word in ((one,) if one.startswith("--") else ("--set", one))
+    )
+
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,9 +342,9 @@ async def site(site_of_module):
     yield site
     names = [pod["metadata"]["name"] for pod in (await site.cluster.api.get(PODS))["items"]]
     for name in names:
-        await remove(site.cluster, f"{PODS}/{name}", grace=0)
+        await site.cluster.remove(f"{PODS}/{name}", grace=0)
     for name in names:
-        await until_deleted(site.cluster, name)
+        await site.cluster.until_deleted(name)
 
 
 def now():
@@ -117,15 +368,13 @@ def is_alone_on_its_node(pods):
 async def residents(site, prefix):
     """Two pods that run with their shares, settled; former ones had other names."""
     cluster = site.cluster
-    names = await run(
-        cluster,
-        a_telling_pod(cluster, f"{prefix}-one"),
-        a_telling_pod(cluster, f"{prefix}-two", gpus=2),
+    names = await cluster.run(
+        cluster.a_telling_pod(f"{prefix}-one"), cluster.a_telling_pod(f"{prefix}-two", gpus=2)
     )
-    await until_settled(cluster, *names)
+    await cluster.until_settled(*names)
 
     def are_confirmed():
-        written = rows(cluster)
+        written = cluster.rows()
         return all(written[key(name), "main"].confirmed for name in names)
 
     await until(are_confirmed, SERVING, site.tail)
@@ -135,8 +384,8 @@ async def residents(site, prefix):
 async def held_by(cluster, names):
     """What pods have: their containers, their rows on disk, and their slices at the kubelet."""
     keys = {(key(name), "main") for name in names}
-    held, written = await cluster.kubelet.held(RESOURCE), rows(cluster)
-    return lives_of(cluster, names), {one: (written[one], held[one]) for one in keys}
+    held, written = await cluster.kubelet.held(RESOURCE), cluster.rows()
+    return cluster.lives_of(names), {one: (written[one], held[one]) for one in keys}
 
 
 async def test_the_plain_manifests_are_taken_by_the_api_server(site_of_module, tmp_path):
@@ -157,7 +406,7 @@ async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):
     mark, began = cluster.plane.audit.mark(), now()
 
     await site.install()
-    await until_allocatable(cluster, 80, SERVING)
+    await cluster.until_allocatable(80, SERVING)
     table.add("helm install → 80 slices allocatable", now() - began)
     await site.until_serving()
     table.add("helm install → Node annotated", now() - began)
@@ -192,16 +441,16 @@ async def test_pods_run_with_what_the_scheduler_gave_them(site, table):
     table.add("two pods beside the installed agent: created → settled", now() - began)
 
     for name in names:
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
 
 
 async def test_an_agent_is_read_and_checked_in_its_pod_from_elsewhere(site):
     # The kubelet names no loopback address, and there is no other one here.
     where = {"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}}
     await site.cluster.api.patch(f"{NODE_PATH}/status", where)
-    status = await verb(site.cluster, "status", "--node", NODE, "-o", "json")
-    checkup = await verb(site.cluster, "doctor", "--node", NODE, "-o", "json")
-    lost = await verb(site.cluster, "doctor", "--node", NODE, "--only", "agent", "-o", "wide")
+    status = await site.cluster.verb("status", "--node", NODE, "-o", "json")
+    checkup = await site.cluster.verb("doctor", "--node", NODE, "-o", "json")
+    lost = await site.cluster.verb("doctor", "--node", NODE, "--only", "agent", "-o", "wide")
 
     assert (0, NODE) == (status.code, status.document["data"]["node"]["name"]), status
     assert status.document["source"].startswith(f"agent of {NODE} in its pod, through the ")
@@ -220,7 +469,7 @@ async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
         ("rolling update", lambda: site.upgrade(f"image.tag={NEXT}"), NEXT),
         ("rollback", site.rollback, __version__),
     ):
-        async with capacity_of(cluster) as capacity:
+        async with cluster.watched_capacity() as capacity:
             began = now()
             await step()
             await rolled_out(site)
@@ -234,8 +483,8 @@ async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
         assert f":{tag}" in pod["spec"]["containers"][0]["image"]
         assert before == await held_by(cluster, names)
         newcomer = f"after-{what.replace(' ', '-')}"
-        await run(cluster, a_telling_pod(cluster, newcomer))
-        assert expected_inside(cluster, newcomer) == await seen_inside(cluster, newcomer)
+        await cluster.run(cluster.a_telling_pod(newcomer))
+        assert cluster.expected_inside(newcomer) == await cluster.seen_inside(newcomer)
 
 
 async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heals(site, table):
@@ -308,8 +557,9 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     site, cluster = site_of_module, site_of_module.cluster
     await site.have_installed()
     names = await residents(site, "last")
-    before, mark = lives_of(cluster, names), cluster.plane.audit.mark()
-    await ask(cluster.space.view / "run/hami-agent/simulate.sock", XidRequest(gpu="0", xid=79))
+    before, mark = cluster.lives_of(names), cluster.plane.audit.mark()
+    fallen = HardwareRequest("xid", "0", 79)
+    await ask(cluster.space.view / "run/hami-agent/simulate.sock", fallen)
     await cluster.nodes.until(lambda: condition(cluster) == "True", SERVING, "no condition")
 
     async def is_logged():
@@ -323,7 +573,7 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     await site.uninstall()
 
     table.add("helm uninstall, its Job included", now() - began)
-    assert before == lives_of(cluster, names)
+    assert before == cluster.lives_of(names)
     await site.until_gone()
     await cluster.nodes.until(lambda: condition(cluster) is None, SERVING, "the condition stays")
     notes = notes_of(await cluster.api.get(NODE_PATH))
@@ -489,7 +739,7 @@ async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agen
     plugins = cluster.kubelet.plugins
     async with ProbePlugin(plugins, resource=RESOURCE, name="nvidia", count=10) as other:
         await other.register()
-        await until_allocatable(cluster, 10)
+        await cluster.until_allocatable(10)
         for words in looks:
             await type_out(site, hami, words)
         assert [["run", "--observe", *told]] == args_of(site)
@@ -510,5 +760,5 @@ async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agen
     (pod,) = site.agents
     assert "HAMI_AGENT_TAKEOVER" not in {one["name"] for one in pod["spec"]["containers"][0]["env"]}
     assert (cluster.hook / "libvgpu.so").exists()
-    await run(cluster, a_telling_pod(cluster, "switched"))
-    await until_settled(cluster, "switched")
+    await cluster.run(cluster.a_telling_pod("switched"))
+    await cluster.until_settled("switched")

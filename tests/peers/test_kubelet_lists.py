@@ -8,7 +8,7 @@ from grpclib.exceptions import GRPCError
 
 from tests.fakes.plugin import a_device, answer
 from tests.peers.lab.nodes import first
-from tests.peers.lab.space import because
+from tests.peers.lab.part import because
 
 # Which ids a container gets and what the plugin is asked: the model and the real kubelet alike.
 #

@@ -10,7 +10,7 @@ from agent.sandbox.kubelet.checkpoint import encode
 from agent.wire.v1beta1 import DevicePluginOptions
 from tests.fakes.plugin import a_device, devices
 from tests.peers.lab.nodes import ProbePlugin, first
-from tests.peers.lab.space import because
+from tests.peers.lab.part import because
 
 # How a plugin becomes known and is forgotten: the model and the real kubelet alike (legacy mode).
 #

@@ -6,11 +6,8 @@ import pytest
 
 from agent.cluster import Role
 from agent.errors import StateCorrupt
-from tests.peers.lab.grants import expected_inside, oversold, rows, seen_inside
-from tests.peers.lab.node_state import until_allocatable
+from tests.peers.lab.part import until, until_answer
 from tests.peers.lab.placement import wall
-from tests.peers.lab.pods import a_telling_pod, lives_of, run, run_shapes, until_settled
-from tests.peers.lab.space import until, until_answer
 
 EVENTS = "/api/v1/namespaces/default/events"
 BACK = 5.0
@@ -26,7 +23,7 @@ def listed(cluster):
     with contextlib.suppress(FileNotFoundError, StateCorrupt):
         return {
             who: (row.shares, row.slice_ids, row.group, row.edits, row.confirmed)
-            for who, row in rows(cluster).items()
+            for who, row in cluster.rows().items()
             if row.role is not Role.INIT
         }
     return {}
@@ -35,9 +32,9 @@ def listed(cluster):
 async def listed_and_confirmed(cluster):
     """The same, once the kubelet has confirmed them all. Raises TimeoutError."""
     await until(
-        lambda: bool(rows(cluster)) and all(row.confirmed for row in rows(cluster).values()),
+        lambda: bool(cluster.rows()) and all(row.confirmed for row in cluster.rows().values()),
         20.0,
-        lambda: f"{rows(cluster)}",
+        lambda: f"{cluster.rows()}",
     )
     return listed(cluster)
 
@@ -49,8 +46,8 @@ async def until_rows(cluster, wanted):
 
 @pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
 async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(cluster, agent, table):
-    names = await run_shapes(cluster)
-    before, wanted = lives_of(cluster, names), await listed_and_confirmed(cluster)
+    names = await cluster.run_shapes()
+    before, wanted = cluster.lives_of(names), await listed_and_confirmed(cluster)
 
     await agent.part.kill()
     for path in state_directory(cluster).glob("state*.json"):
@@ -60,14 +57,14 @@ async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(cluste
     await until_rows(cluster, wanted)
     table.hold("state lost: agent starts → rows are back", wall() - began, BACK)
 
-    await until_allocatable(cluster)
-    new = await run(cluster, a_telling_pod(cluster, "new"))
+    await cluster.until_allocatable()
+    new = await cluster.run(cluster.a_telling_pod("new"))
     for name in (*names, *new):
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
-    await until_settled(cluster, *new)
-    assert before == lives_of(cluster, names)
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
+    await cluster.until_settled(*new)
+    assert before == cluster.lives_of(names)
     assert wanted.items() < listed(cluster).items()
-    assert {} == oversold(cluster)
+    assert {} == cluster.oversold()
     await until_answer(lambda: is_told(cluster), 20.0, agent.part.tail)
 
 

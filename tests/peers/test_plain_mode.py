@@ -5,12 +5,11 @@ import yaml
 
 from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.cluster import ACCOUNT
-from tests.peers.lab.grants import seen_mounts, told_environment
-from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.node_state import node_of, notes_of, remove_pods, until_allocatable
-from tests.peers.lab.pods import a_container, a_pod, as_seen, gpu_of, run, telling, until_told
-from tests.peers.lab.space import until_answer
+from tests.peers.lab.control import NODE_USER
+from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.part import until_answer
+from tests.peers.lab.pods import a_container, a_pod, gpu_of
+from tests.peers.lab.running import ACCOUNT
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 SCHEDULER = "default-scheduler"
@@ -33,7 +32,7 @@ async def bare(cluster):
 
     await cluster.api.delete(f"{WEBHOOKS}/{name}")
     await cluster.parts["extender"].kill()
-    await remove_pods(cluster)  # and what HAMi's scheduler wrote on the Node
+    await cluster.remove_pods()  # and what HAMi's scheduler wrote on the Node
     await restart(yaml.safe_dump(configuration))
     try:
         yield cluster
@@ -50,7 +49,7 @@ def a_plain_pod(cluster, name, *counts, inits=()):
 
     containers = [asking("c", number, count) for number, count in enumerate(counts)]
     first = [asking("i", number, count, script="true") for number, count in enumerate(inits)]
-    return telling(cluster, a_pod(name, *containers, inits=tuple(first), schedulerName=SCHEDULER))
+    return cluster.telling(a_pod(name, *containers, inits=tuple(first), schedulerName=SCHEDULER))
 
 
 def rows_by_holder(cluster):
@@ -65,7 +64,7 @@ def rows_by_holder(cluster):
 
 
 def visible(cluster, pod, container):
-    told = told_environment(cluster, pod, container).get("NVIDIA_VISIBLE_DEVICES", "")
+    told = cluster.told_environment(pod, container).get("NVIDIA_VISIBLE_DEVICES", "")
     return set(told.split(",")) - {""}
 
 
@@ -74,15 +73,15 @@ async def test_pods_of_every_shape_get_the_gpus_of_the_ids_that_the_kubelet_gave
     path = cluster.root / "plain.yaml"
     path.write_text("scheduler: none\n")
     agent = await cluster.start_agent("--config", str(path))
-    await until_allocatable(cluster)
+    await cluster.until_allocatable()
     pods = (
         a_plain_pod(cluster, "one", 1),
         a_plain_pod(cluster, "wide", 12),
         a_plain_pod(cluster, "parts", 2, 0, 1),
         a_plain_pod(cluster, "prepared", 1, inits=(3,)),
     )
-    names = await run(cluster, *pods)
-    await until_told(cluster, *names)
+    names = await cluster.run(*pods)
+    await cluster.until_told(*names)
 
     async def agrees():
         return rows_by_holder(cluster) == await cluster.kubelet.held(RESOURCE)
@@ -95,12 +94,12 @@ async def test_pods_of_every_shape_get_the_gpus_of_the_ids_that_the_kubelet_gave
     for (pod, container), ids in held.items():
         name = pod.rpartition("/")[2]
         assert {gpu_of(one) for one in ids} == visible(cluster, name, container)
-        assert "CUDA_DEVICE_MEMORY_LIMIT_0" not in told_environment(cluster, name, container)
-        assert {} == seen_mounts(cluster, name, container)
+        assert "CUDA_DEVICE_MEMORY_LIMIT_0" not in cluster.told_environment(name, container)
+        assert {} == cluster.seen_mounts(name, container)
     assert set() == visible(cluster, "parts", "c1")
     assert 1 <= len(visible(cluster, "prepared", "i0")) <= 3
-    noted = [note for name in names for note in notes_of(as_seen(cluster, name))]
-    assert [] == [one for one in (*noted, *notes_of(node_of(cluster))) if "hami" in one]
+    noted = [note for name in names for note in notes_of(cluster.as_seen(name))]
+    assert [] == [one for one in (*noted, *notes_of(cluster.node_of())) if "hami" in one]
     await agent.part.stop()
     asked = [cluster.plane.audit.since(mark, user) for user in (NODE_USER, ACCOUNT)]
     assert [[], []] == asked

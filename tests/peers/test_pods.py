@@ -1,52 +1,16 @@
 """Pods of every shape, through webhook, scheduler, extender and kubelet, seen from their inside."""
 
-import asyncio
-import statistics
 from collections import Counter
 
 import pytest
 
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.cluster import ACCOUNT, Cluster
+from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import counted
-from tests.peers.lab.grants import (
-    JOBS,
-    SETS,
-    WHOLE,
-    a_job,
-    a_set,
-    decided,
-    expected_inside,
-    failed,
-    grants,
-    restart,
-    seen_inside,
-    told_count,
-    until_complete,
-    until_rolled_out,
-    until_told_count,
-    wrong_inside,
-)
-from tests.peers.lab.node_state import remove, until_unlocked
-from tests.peers.lab.placement import place, share
-from tests.peers.lab.pods import (
-    PODS,
-    a_container,
-    a_pod,
-    as_seen,
-    gpu_of,
-    key,
-    name_of,
-    phase_of,
-    run,
-    telling,
-    until_failed,
-    until_running,
-    until_settled,
-    until_told,
-    up_at,
-)
-from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, refused
+from tests.peers.lab.grants import SETS, WHOLE, grants
+from tests.peers.lab.pods import PODS, a_container, a_pod, gpu_of, name_of, phase_of
+from tests.peers.lab.requests import of_pods, refused
+from tests.peers.lab.running import ACCOUNT
 
 UNCONTROLLED = a_container(env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])
 SIDECAR = a_container("proxy", memory=1500, cores=5, restartPolicy="Always")
@@ -90,33 +54,34 @@ LOCKLESS = (
 @pytest.mark.timeout(240)
 async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(cluster):
     await cluster.start_registered_agent(user=ACCOUNT)
-    mark = await mark_of_rest(cluster)
+    mark = await cluster.mark_of_rest()
     served = POD_KINDS + (WITH_INITS if cluster.release.serves_inits else ())
-    pods = [telling(cluster, pod) for pod in (*served, WITHOUT_GPU)]
+    pods = [cluster.telling(pod) for pod in (*served, WITHOUT_GPU)]
     names = [*map(name_of, pods)]
 
     for pod, name in zip(pods, names, strict=True):
-        await run(cluster, pod, within=60.0)
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+        await cluster.run(pod, within=60.0)
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
         if name != "without":
-            await until_settled(cluster, name)
+            await cluster.until_settled(name)
 
-    (whole,) = grants(as_seen(cluster, "whole"))["main"]
+    (whole,) = grants(cluster.as_seen("whole"))["main"]
     assert WHOLE[:2] == (whole.mib, whole.percent)
     assert _annotated(cluster, names) == await _held(cluster)
     # Behind its init container "prepared" is looked at again: PodResources lists none.
     wanted = of_pods(len(served)) + Counter({"get pods": int(cluster.release.serves_inits)})
-    requests = await asked_since(cluster, mark, ACCOUNT, wanted)
+    requests = await cluster.asked_since(mark, ACCOUNT, wanted)
     assert [] == refused(requests)
     assert wanted == counted(requests)
 
 
+@pytest.mark.from_release((2, 8, 0), "it writes no GPUs of init containers")
 async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster, agent):
     for pod in LOCKLESS:
         name = name_of(pod)
-        await run(cluster, telling(cluster, pod), within=60.0)
-        await until_settled(cluster, name)
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+        await cluster.run(cluster.telling(pod), within=60.0)
+        await cluster.until_settled(name)
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
     assert [] == agent.events("alloc.refused")
 
 
@@ -125,8 +90,8 @@ def _annotated(cluster: Cluster, names: list[str]) -> dict[str, set[str]]:
     return {
         f"{name}/{container}": {one.uuid for one in given}
         for name in names
-        for container, given in grants(as_seen(cluster, name)).items()
-        if given and container != "load" and phase_of(as_seen(cluster, name)) == "Running"
+        for container, given in grants(cluster.as_seen(name)).items()
+        if given and container != "load" and phase_of(cluster.as_seen(name)) == "Running"
     }
 
 
@@ -148,80 +113,41 @@ pytestmark = pytest.mark.timeout(420)
 
 def check_refusals(cluster, agent) -> None:
     assert [] == agent.events("alloc.refused")
-    assert [] == failed(cluster)
+    assert [] == cluster.failed()
 
 
-async def run_one(cluster, pod) -> float:
-    """Run a pod; when it was created."""
+async def run_one(cluster, pod) -> None:
+    """Run a pod that is not refused."""
     await cluster.reading.until_current()
-    begun = asyncio.get_running_loop().time()
-    seen = await decided(cluster, await cluster.api.create(PODS, pod))
+    seen = await cluster.decided(await cluster.api.create(PODS, pod))
     assert phase_of(seen) != "Failed", seen["status"]
-    return begun
 
 
 async def check_inside(cluster, pods) -> None:
     names = [*map(name_of, pods)]
-    await until_told(cluster, *names)
-    wanted = {name: expected_inside(cluster, name) for name in names}
-    assert wanted == {name: await seen_inside(cluster, name) for name in names}
+    await cluster.until_told(*names)
+    wanted = {name: cluster.expected_inside(name) for name in names}
+    assert wanted == {name: await cluster.seen_inside(name) for name in names}
 
 
-async def test_30_pods_one_after_the_other(cluster, agent, table):
-    pods = [
-        telling(cluster, a_pod(f"row-{number}", a_container(memory=2000 + number, cores=0)))
-        for number in range(30)
-    ]
-    times = []
-    for pod in pods:
-        begun = await run_one(cluster, pod)
-        times.append(up_at(cluster, name_of(pod), begun) - begun)
-
-    await until_settled(cluster, *map(name_of, pods))
-    await check_inside(cluster, pods)
-    check_refusals(cluster, agent)
-    table.add("30 pods one after the other: create → Ready, median", statistics.median(times))
-
-
-async def test_a_stateful_set_of_3_restarted_five_times(cluster, agent, table):
-    began = asyncio.get_running_loop().time()
-    told = told_count(cluster)
+async def test_a_stateful_set_of_3_restarted_five_times(cluster, agent):
+    told = cluster.told_count()
     await cluster.reading.until_current()
     try:
-        await cluster.api.create(SETS, a_set(cluster, "web", 3))
-        await until_rolled_out(cluster, "web", 120.0)
+        await cluster.api.create(SETS, cluster.a_set("web", 3))
+        await cluster.until_rolled_out("web", 120.0)
         for revision in range(1, 6):
-            await until_told_count(cluster, told + 3 * revision)  # or it goes before it has told
-            await restart(cluster, "web", revision)
-            await until_rolled_out(cluster, "web", 120.0)
+            await cluster.until_told_count(told + 3 * revision)  # or it goes before it has told
+            await cluster.restart_set("web", revision)
+            await cluster.until_rolled_out("web", 120.0)
 
-        await until_unlocked(cluster)
-        await until_told_count(cluster, told + 18)
+        await cluster.until_unlocked()
+        await cluster.until_told_count(told + 18)
         check_refusals(cluster, agent)
-        assert [] == wrong_inside(cluster, "web")
-        assert 18 == told_count(cluster) - told
-        took = asyncio.get_running_loop().time() - began
-        table.add("a StatefulSet of 3, restarted five times: all done", took)
+        assert [] == cluster.wrong_inside("web")
+        assert 18 == cluster.told_count() - told
     finally:
-        await remove(cluster, f"{SETS}/web")
-
-
-async def test_a_job_of_20_short_pods_with_parallelism_4(cluster, agent, table):
-    began = asyncio.get_running_loop().time()
-    told = told_count(cluster)
-    await cluster.reading.until_current()
-    try:
-        await cluster.api.create(JOBS, a_job(cluster, "batch", 20, 4))
-        await until_complete(cluster, "batch", 300.0)
-
-        await until_unlocked(cluster)
-        check_refusals(cluster, agent)
-        assert [] == wrong_inside(cluster, "batch")
-        assert 20 == told_count(cluster) - told
-        took = asyncio.get_running_loop().time() - began
-        table.add("a Job of 20 short pods, 4 at a time: all done", took)
-    finally:
-        await remove(cluster, f"{JOBS}/batch")
+        await cluster.remove(f"{SETS}/web")
 
 
 async def test_pods_with_an_init_container_without_gpus_are_served_as_the_scheduler_places_them(
@@ -232,7 +158,7 @@ async def test_pods_with_an_init_container_without_gpus_are_served_as_the_schedu
     for number in range(10):
         init = a_container("prepare", gpus=0, script="true")
         main = a_container(memory=40000, cores=0)
-        pod = telling(cluster, a_pod(f"prepared-{number}", main, inits=(init,)))
+        pod = cluster.telling(a_pod(f"prepared-{number}", main, inits=(init,)))
         pods.append(pod)
         await run_one(cluster, pod)
 
@@ -242,30 +168,14 @@ async def test_pods_with_an_init_container_without_gpus_are_served_as_the_schedu
 
 # The node lock beside a real kubelet: who is served, who is refused, and when it comes free.
 
-RELEASE_BOUND = 5.0
 
-
-async def run_next(cluster, name="next", index=7):
-    """The node is free again: another pod gets its share."""
-    await place(cluster, a_pod(name), [[share(cluster, index)]])
-    await until_running(cluster, name)
-    await until_unlocked(cluster)
-
-
-async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(
-    cluster, agent, table
-):
+async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(cluster, agent):
     forbidden = {"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}
     rejected = a_pod("rejected", securityContext=forbidden)
-    began = asyncio.get_running_loop().time()
 
-    await place(cluster, rejected, [[share(cluster, 0)]])
+    await cluster.place(rejected, [[cluster.share(0)]])
 
-    status = await until_failed(cluster, "rejected")
+    status = await cluster.until_failed("rejected")
     assert "SysctlForbidden" == status["reason"]
     assert not agent.events("alloc.answered") + agent.events("alloc.refused")
-    await until_unlocked(cluster)
-    freed = asyncio.get_running_loop().time()
-    over = cluster.pods.when(key("rejected"), lambda pod: phase_of(pod) == "Failed", since=began)
-    table.hold("lock of a rejected pod: released", freed - over, RELEASE_BOUND)
-    await run_next(cluster)
+    await cluster.until_unlocked()

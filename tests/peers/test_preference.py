@@ -2,11 +2,7 @@
 
 import pytest_asyncio
 
-from tests.peers.lab.faces import readings
-from tests.peers.lab.grants import told_environment
-from tests.peers.lab.node_state import until_unlocked
-from tests.peers.lab.placement import place, share
-from tests.peers.lab.pods import a_container, a_pod, gpus_held, telling, until_running, until_told
+from tests.peers.lab.pods import a_container, a_pod
 
 WANTED = {
     "one": [[5]],
@@ -34,17 +30,17 @@ async def test_the_ids_of_a_pod_are_of_the_gpus_that_the_annotation_names(cluste
     agent = await cluster.start_registered_agent()
 
     for name, wanted in WANTED.items():
-        groups = [[share(cluster, index) for index in group] for group in wanted]
+        groups = [[cluster.share(index) for index in group] for group in wanted]
         containers = [a_container(f"c{n}", gpus=len(one)) for n, one in enumerate(groups)]
-        await place(cluster, telling(cluster, a_pod(name, *containers)), groups)
-        await until_running(cluster, name)
-        await until_told(cluster, name)
-        await until_unlocked(cluster)
+        await cluster.place(cluster.telling(a_pod(name, *containers)), groups)
+        await cluster.until_running(name)
+        await cluster.until_told(name)
+        await cluster.until_unlocked()
 
         written = {f"c{n}": sorted(one.uuid for one in group) for n, group in enumerate(groups)}
-        assert written == await gpus_held(cluster, name)
+        assert written == await cluster.gpus_held(name)
         for container, gpus in written.items():
-            environment = told_environment(cluster, name, container)
+            environment = cluster.told_environment(name, container)
             assert gpus == sorted(environment["NVIDIA_VISIBLE_DEVICES"].split(","))
-    assert 0 == (await readings(agent))["hami_agent_allocation_drifted"]
+    assert 0 == (await agent.readings())["hami_agent_allocation_drifted"]
     assert not agent.events("alloc.refused")

@@ -15,11 +15,11 @@ from agent import cluster as annotations
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import STRATEGIC
 from tests.peers.lab.cluster import kept
+from tests.peers.lab.control import ADMIN, NODE
 from tests.peers.lab.guarded import conditions
-from tests.peers.lab.identities import ADMIN, NODE
 from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.part import until_answer
 from tests.peers.lab.servers import NODE_PATH, marks, real_server
-from tests.peers.lab.space import until_answer
 from tests.shape.typed import runs_of, told
 
 SYSTEM = "/api/v1/namespaces/kube-system"

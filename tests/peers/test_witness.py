@@ -15,7 +15,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.wire.v1 import GetPodResourcesRequest
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.control import NODE
 from tests.peers.lab.nodes import first
 from tests.peers.lab.pods import NAMESPACE, a_pod, stray
 

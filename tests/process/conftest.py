@@ -1,9 +1,7 @@
-"""The C stub of the driver's library, for whole agents over a real one; a node that is well."""
+"""A node that is well."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,17 +9,8 @@ import pytest_asyncio
 from agent.cluster import REGISTER
 from agent.hami.annotations import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster, fetch
-from tests.fakes.nvml_fixtures import built
 from tests.process.agent_process import PATIENCE
 from tests.process.doctored_node import SLICES, a_node
-
-__all__ = ["built"]
-
-
-@pytest.fixture
-def library(built: Path, tmp_path: Path) -> Path:
-    """The stub where drivers have it."""
-    return Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,6 +1,6 @@
 """`doctor` beside a running agent: each fault is one line, and no other is.
 
-tests/unit/core/node/test_judges.py has what is said of each fact. Here the facts are looked up.
+tests/unit/core/node/test_doctor.py has what is said of each fact. Here the facts are looked up.
 """
 
 import asyncio

@@ -37,5 +37,5 @@ def test_every_alert_fires_in_its_situation_and_in_no_other(tmp_path: Path):
     done = promtool("test", "rules", str(file))
 
     assert 0 == done.returncode, done.stdout + done.stderr
-    told = {alert for situation in SITUATIONS.values() for alert in situation.alerts}
-    assert {rule["alert"] for rule in alerts()} == told
+    told = {word for situation in SITUATIONS.values() for word in situation.split()[:1]}
+    assert {rule["alert"] for rule in alerts()} == told - {"|"}

@@ -1,7 +1,6 @@
 """The explanation agrees with the scheduler's model, and each of its changes does what it says."""
 
 import dataclasses
-import datetime as dt
 import random
 import re
 from typing import Any
@@ -18,12 +17,11 @@ from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import GateVerdict
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.registry import Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
-from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_node, a_pod, event, told
+from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_pod, event, told
 
 TYPE = "nvidia.com/use-gputype"
 ONE = {GPU: 1, MEMORY: 1}
@@ -142,56 +140,6 @@ def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
         assert () == explanation.changes
     for change in explanation.changes:
         assert changed(cluster, pod, change.said), change.said
-
-
-FREE = a_node()
-
-
-@pytest.mark.parametrize(
-    ("message", "age", "changed_ago", "reason"),
-    [
-        ("1 nodes CardInsufficientMemory(n1)", 40, 90, "E-STALE"),
-        ("1 nodes CardInsufficientMemory(n1)", 10, 90, "E-RETRY"),
-        ("1 nodes CardNotHealth(n1)", 10, 90, "E-STALE"),
-        ("1 nodes CardNotHealth(n1)", 10, 30, "E-RETRY"),
-        ("1 nodes CardInsufficientMemory(n1)", 40, 20, "E-RETRY"),
-        ("1 nodes CardInsufficientMemory(n1)", 40, None, "E-RETRY"),
-    ],
-)
-def test_a_report_is_called_known_only_after_two_rounds_of_the_scheduler(
-    message: str, age: float, changed_ago: float | None, reason: str
-):
-    since = None if changed_ago is None else NOW - dt.timedelta(seconds=changed_ago)
-    node = msgspec.structs.replace(FREE, reported=since)
-    found = told(pod_of(ONE), event("FilteringFailed", message, age), nodes=(node,))
-
-    assert reason == found.gate("placement").reason
-
-
-@pytest.mark.parametrize(
-    ("handshake", "said"),
-    [
-        (None, "it fits on 1 Node now (n1); the scheduler has not read it since"),
-        ("Requesting_2026-01-02 11:59:55", "(n1); the scheduler has not tried since"),
-    ],
-)
-def test_after_an_uncordon_the_scheduler_is_not_called_stale(handshake: str | None, said: str):
-    # Of the cordon no trace is left, and the handshake was written when the scheduler read anew.
-    noted = {} if handshake is None else {HANDSHAKE: handshake}
-    node = msgspec.structs.replace(
-        FREE,
-        annotations={**FREE.annotations, **noted},
-        reported=NOW - dt.timedelta(seconds=5 if handshake else 600),
-    )
-    events = (
-        event("FilteringFailed", "1 nodes CardCordoned(n1)", 40),
-        event("FilteringFailed", "no available node, 1 nodes do not meet", 40),
-    )
-
-    gate = told(pod_of(ONE), *events, nodes=(node,)).gate("placement")
-
-    assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
-    assert said in gate.said
 
 
 def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():

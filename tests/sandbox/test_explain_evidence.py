@@ -133,49 +133,38 @@ OWNER = {"kind": "ReplicaSet", "name": "web-1", "controller": True}
 RUNS = {"phase": "Running"}
 REJECTED = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
 NVML = "Failed to initialize NVML: Unknown Error"
-KUBELET_TEXTS = {
-    "Allocate failed due to no healthy devices present, which is unexpected": "no healthy slice",
-    "requested number of devices unavailable for nvidia.com/gpu. Requested: 2, Available: 1": (
-        "all slices of the node were held"
-    ),
-    "Allocate failed due to rpc error: code = Unavailable desc = EOF": (
-        "the device plugin of the node ended"
-    ),
-    "Allocate failed due to rpc error: code = Internal desc = device 3 not found": (
-        "another device plugin than this agent"
-    ),
-}
-RUNTIME_TEXTS = {
-    "unresolvable CDI devices k8s.device-plugin.nvidia.com/gpu=GPU-2": "no CDI specification",
-    "nvml error: driver/library version mismatch: unknown": "the driver's files were replaced",
-    "stderr: nvidia-container-cli: device error: 1: unknown device": "NVIDIA's container runtime",
-    NVML: "has lost its GPU devices",
-}
+TEXTS = f"""
+failed | Allocate failed due to no healthy devices present | no healthy slice
+failed | requested number of devices unavailable. Requested: 2, Available: 1 | all slices of the
+failed | Allocate failed due to rpc error: code = Unavailable desc = EOF | plugin of the node ended
+failed | due to rpc error: code = Internal desc = device 3 not found | another device plugin
+waiting | unresolvable CDI devices k8s.device-plugin.nvidia.com/gpu=GPU-2 | no CDI specification
+waiting | nvml error: driver/library version mismatch: unknown | files were replaced
+waiting | stderr: nvidia-container-cli: device error: 1: unknown device | NVIDIA's container runtime
+waiting | {NVML} | has lost its GPU devices
+"""
 
 
 def test_each_known_text_of_kubelets_and_runtimes_has_a_cause_and_a_remedy_of_its_own():
-    crash = of_main(
-        {"reason": "CrashLoopBackOff", "message": "back-off"},
-        lastState={"terminated": {"exitCode": 1, "message": NVML}},
-    )
-    topology = {"phase": "Failed", "reason": "TopologyAffinityError", "message": "Resources cannot"}
+    rows = [[part.strip() for part in row.split("|")] for row in TEXTS.strip().splitlines()]
     cases = [
-        *((text, {**REJECTED, "message": text}, cause) for text, cause in KUBELET_TEXTS.items()),
-        *(
-            (text, of_main({"reason": "x", "message": text}), c)
-            for text, c in RUNTIME_TEXTS.items()
-        ),
-        ("Resources cannot", topology, "no NUMA node"),
+        (text, {**REJECTED, "message": text}, cause)
+        if how == "failed"
+        else (text, of_main({"reason": "x", "message": text}), cause)
+        for how, text, cause in rows
     ]
+    topology = {"phase": "Failed", "reason": "TopologyAffinityError", "message": "Resources cannot"}
     remedies = set()
-    for text, status, cause in cases:
+    for text, status, cause in [*cases, ("Resources cannot", topology, "no NUMA node")]:
         found = told(a_pod(status, "n1"))
         assert text in words(found)
         assert cause in words(found), text
         remedies |= {gate.advice for gate in found.gates if gate.verdict.value == "blocked"}
 
-    assert len(cases) == len(remedies)
-    assert "has lost its GPU devices" in words(told(a_pod(crash, "n1")))
+    assert 9 == len(remedies)
+    crash = {"reason": "CrashLoopBackOff", "message": "back-off"}
+    ended = of_main(crash, lastState={"terminated": {"exitCode": 1, "message": NVML}})
+    assert "has lost its GPU devices" in words(told(a_pod(ended, "n1")))
 
 
 def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
@@ -421,12 +410,12 @@ def test_of_a_request_that_fails_each_time_only_its_cause_is_advised(pod, advice
     assert [advice] == [gate.advice for gate in found.gates if gate.advice]
 
 
-def test_a_pod_that_hami_would_refuse_for_its_weights_is_not_told_to_be_created_again():
-    weights = {"annotations": {"hami.io/device-scoring-weights": "slot=1"}}
-    for scheduler in ("default-scheduler", "other"):
-        found = told(a_pod(schedulerName=scheduler, metadata=weights))
-        assert ("admission", ()) == (blocked(found)[0], found.changes)
-    assert ("placement", "E-REQUEST") == blocked(told(a_pod(metadata=weights)))
+def test_hamis_refusal_of_an_annotation_is_quoted():
+    wrong = 'calcScore failed invalid hami.io/device-scoring-weights annotation "slot=1"'
+    found = told(a_pod(said(wrong, "SchedulerError")))
+
+    assert ("placement", "E-ERROR") == blocked(found)
+    assert wrong in words(found)
     assert told(a_pod(schedulerName="default-scheduler")).changes
 
 

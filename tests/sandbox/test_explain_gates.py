@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from agent.hami.annotations import encode_register_colon
 from agent.kube.reader import ClusterNode, ListedPod, Taint
 from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation
 from agent.sandbox.scheduler.verbs import encode_node_lock
-from tests.fakes.explain_rig import LOCK
+from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu
 from tests.sandbox import explained
 from tests.sandbox.explained import NOW, Json, a_holder, a_node, event
 
@@ -40,91 +41,74 @@ def of_main(**state: Json) -> Json:
     return {"containerStatuses": [{"name": "main", "state": state}]}
 
 
-BOUND: Json = {"bind_phase": "success"}
 ANSWERING: Json = {"bind_phase": "allocating", "bind_time": "1767355140"}
 BOOKED = {"reason": "CreateContainerConfigError", "message": "other GPU booked [HA-4006]"}
-RUNS = {"phase": "Running"}
-FAILED = {
-    "phase": "Failed",
-    "message": "out of memory",
-    **of_main(terminated={"startedAt": "2026-09-01T12:00:00Z"}),
+CREATING = {"reason": "ContainerCreating"}
+BOUND: Json = {"bind_phase": "success"}
+PODS: dict[str, Json] = {
+    "unbound": a_pod(),
+    "asked": a_pod("n1", **ANSWERING),
+    "refused": a_pod("n1", bind_phase="failed"),
+    "bound": a_pod("n1"),
+    "answered": a_pod("n1", **BOUND),
+    "started": a_pod("n1", of_main(running={}), **ANSWERING),
+    "booked": a_pod("n1", of_main(waiting=BOOKED), **BOUND),
+    "creating": a_pod("n1", of_main(waiting=CREATING), **BOUND),
+    "ended": a_pod("n1", {"phase": "Succeeded"}, **BOUND),
+    "spoilt": a_pod("n1", {"phase": "Running"}, vgpu_devices_allocated="GPU-a,NVIDIA", **BOUND),
 }
-OWN, OTHER, LONG = locked("p", 3), locked("other", 3), locked("other", 90)
 PENDING, ENDED = {"holders": (holder("Pending"),)}, {"holders": (holder("Failed"),)}
 CONTENDED = event("BindingFailed", "node n1 has been locked within 5m0s: contention")
 LATE = event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected")
+WORLDS: dict[str, Json] = {
+    "own lock": {"lock": locked("p", 3)},
+    "new lock": {"lock": locked("other", 3)},
+    "old lock": {"lock": locked("other", 90)},
+    "new lock, its pod waits": {"lock": locked("other", 3), **PENDING},
+    "old lock, its pod waits": {"lock": locked("other", 90), **PENDING},
+    "new lock, its pod ended": {"lock": locked("other", 3), **ENDED},
+    "new lock of nobody": {"lock": "2026-01-02T11:59:50Z"},
+    "old lock of nobody": {"lock": "2026-01-02T11:50:00Z"},
+    "odd lock": {"lock": "soon,d,other"},
+    "lock that went": {"events": (CONTENDED,)},
+    "late Event": {"events": (LATE,)},
+    "": {},
+}
+SAID = """
+unbound  | own lock                | binding WAITING E-LOCK        | the pod itself holds the lock
+unbound  | new lock, its pod waits | binding WAITING E-LOCK        | normal for seconds
+unbound  | old lock, its pod waits | binding BLOCKED E-LOCK        | too long
+unbound  | new lock, its pod ended | binding BLOCKED E-LOCK        | has ended (Failed)
+unbound  | new lock                | binding WAITING E-LOCK        | normal for seconds
+unbound  | old lock                | binding BLOCKED E-LOCK        | too long
+unbound  | new lock of nobody      | binding WAITING E-LOCK        | no pod (it names none) for 10 s
+unbound  | old lock of nobody      | binding BLOCKED E-LOCK        | for 10 min, too long
+unbound  | odd lock                | binding BLOCKED E-LOCK        | cannot be read
+unbound  |                         | binding PASSED                | no lock on n1
+unbound  | lock that went          | binding PASSED                | no lock on n1
+asked    |                         | binding PASSED                | bound to n1, 60 s ago
+asked    |                         | allocation WAITING E-ALLOCATE | not asked
+refused  |                         | allocation BLOCKED E-ALLOCATE | refused it
+answered |                         | allocation PASSED             | has the agent's answer
+started  |                         | allocation PASSED             | has the agent's answer
+booked   |                         | allocation BLOCKED HA-4006    | other GPU booked
+bound    | late Event              | allocation BLOCKED HA-4003    | no room
+unbound  |                         | placement PASSED              | it fits
+unbound  |                         | start NOT_REACHED             | not reached
+bound    |                         | start WAITING E-START         | pulls images
+creating |                         | start WAITING E-START         | pulls images
+ended    |                         | running PASSED                | it has ended (Succeeded)
+spoilt   |                         | running PASSED                | annotation cannot be read
+"""
+"""Pod, world, what its gate says, with which words. A lock is judged by its owner and its age."""
 
 
-@pytest.mark.parametrize(
-    ("pod", "parts", "gate", "verdict", "words"),
-    [
-        # A lock is judged by its owner and its age.
-        (a_pod(), {"lock": OWN}, "binding", "WAITING E-LOCK", "the pod itself holds the lock"),
-        (a_pod(), {"lock": OTHER, **PENDING}, "binding", "WAITING E-LOCK", "normal for seconds"),
-        (a_pod(), {"lock": LONG, **PENDING}, "binding", "BLOCKED E-LOCK", "too long"),
-        (a_pod(), {"lock": OTHER, **ENDED}, "binding", "BLOCKED E-LOCK", "has ended (Failed)"),
-        # Nothing is said of an owner that holds no GPU: it may wait, or be gone.
-        (a_pod(), {"lock": OTHER}, "binding", "WAITING E-LOCK", "normal for seconds"),
-        (a_pod(), {"lock": LONG}, "binding", "BLOCKED E-LOCK", "too long"),
-        (
-            *(a_pod(), {"lock": "2026-01-02T11:59:50Z"}, "binding", "WAITING E-LOCK"),
-            "no pod (it names none) for 10 s",
-        ),
-        (
-            *(a_pod(), {"lock": "2026-01-02T11:50:00Z"}, "binding", "BLOCKED E-LOCK"),
-            "for 10 min, too long",
-        ),
-        (a_pod(), {"lock": "soon,d,other"}, "binding", "BLOCKED E-LOCK", "cannot be read"),
-        (a_pod(), {}, "binding", "PASSED", "no lock on n1"),
-        # A lock that failed a binding and is gone blocks nothing.
-        (a_pod(), {"events": (CONTENDED,)}, "binding", "PASSED", "no lock on n1"),
-        (a_pod("n1", **ANSWERING), {}, "binding", "PASSED", "bound to n1, 60 s ago"),
-        # Whether the plugin answered.
-        (a_pod("n1", **ANSWERING), {}, "allocation", "WAITING E-ALLOCATE", "not asked"),
-        (a_pod("n1", bind_phase="failed"), {}, "allocation", "BLOCKED E-ALLOCATE", "refused it"),
-        (a_pod("n1", **BOUND), {}, "allocation", "PASSED", "has the agent's answer"),
-        (
-            *(a_pod("n1", of_main(running={}), **ANSWERING), {}, "allocation", "PASSED"),
-            "has the agent's answer",
-        ),
-        # A mismatch that keeps a container from its start, and an Event before the status.
-        (
-            *(a_pod("n1", of_main(waiting=BOOKED), **BOUND), {}, "allocation", "BLOCKED HA-4006"),
-            "other GPU booked",
-        ),
-        (a_pod("n1"), {"events": (LATE,)}, "allocation", "BLOCKED HA-4003", "no room"),
-        # What became of it. Without a Node no kubelet is said to start anything.
-        (a_pod(), {}, "placement", "PASSED", "it fits"),
-        (a_pod(), {}, "start", "NOT_REACHED", "not reached"),
-        (a_pod("n1"), {}, "start", "WAITING E-START", "pulls images"),
-        (
-            *(a_pod("n1", of_main(waiting={"reason": "ContainerCreating"}), **BOUND), {}, "start"),
-            *("WAITING E-START", "pulls images"),
-        ),
-        (
-            *(a_pod("n1", {"phase": "Succeeded"}, **BOUND), {}, "running", "PASSED"),
-            "it has ended (Succeeded)",
-        ),
-        (
-            *(a_pod("n1", FAILED, **BOUND), {}, "running", "BLOCKED E-START"),
-            "it has ended (Failed)",
-        ),
-        (a_pod("n1", RUNS, **BOUND), {}, "running", "PASSED", "it runs"),
-        (
-            *(
-                a_pod("n1", {"phase": "Running"}, vgpu_devices_allocated="GPU-a,NVIDIA", **BOUND),
-                {},
-            ),
-            *("running", "PASSED", "the pod's devices annotation cannot be read"),
-        ),
-    ],
-)
-def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(
-    pod: Json, parts: Json, gate: str, verdict: str, words: str
-):
-    found = told(pod, **parts).gate(gate)
+@pytest.mark.parametrize("row", SAID.strip().splitlines())
+def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(row: str):
+    pod, world, verdict, words = (part.strip() for part in row.split("|"))
+    found = told(PODS[pod], **WORLDS[world]).gate(verdict.split()[0])
 
-    assert verdict == f"{found.verdict.name} {found.reason}".strip()
+    assert verdict == f"{found.name} {found.verdict.name} {found.reason}".strip()
     assert words in " ".join((found.said, *found.facts))
 
 
@@ -161,6 +145,12 @@ def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str
     ]
 
 
+def test_a_report_for_schedulers_before_2_8_is_read_too():
+    node = a_node(marks={REGISTER: encode_register_colon([a_gpu("GPU-a")])})
+
+    assert "it fits" in told(a_pod(), nodes=(node,)).gate("placement").said
+
+
 def test_init_containers_that_passed_free_what_only_they_held():
     shares = "GPU-a,NVIDIA,16000,0:;GPU-a,NVIDIA,1000,0:;"
     passed = a_holder("h", shares, inits=1, has_passed_init=True)
@@ -170,37 +160,40 @@ def test_init_containers_that_passed_free_what_only_they_held():
     assert "CardInsufficientMemory" == told(a_pod(), holders=(waiting,)).gate("placement").reason
 
 
-NODE = ClusterNode("n1", labels={"zone": "a", "gpus": "8"})
-TAINTED = ClusterNode("n1", taints=(Taint("gpu", "x", "NoSchedule"),))
-PREFERRED = ClusterNode("n1", taints=(Taint("gpu", "x", "PreferNoSchedule"),))
-CLOSED = ClusterNode("n1", is_closed=True)
+KEY = "node.kubernetes.io/unschedulable"
+TOLERATED = f"""
+NoSchedule       |                                             | no
+NoSchedule       | key=gpu operator=Exists                     | yes
+NoSchedule       | key=gpu value=x                             | yes
+NoSchedule       | key=gpu operator=Equal value=y              | no
+NoSchedule       | key=other operator=Exists                   | no
+NoSchedule       | operator=Exists                             | yes
+NoSchedule       | value=x                                     | no
+NoSchedule       | key=gpu operator=Exists effect=NoExecute    | no
+NoSchedule       | key=gpu operator=Exists effect=NoSchedule   | yes
+PreferNoSchedule |                                             | yes
+closed           |                                             | no
+closed           | key={KEY} operator=Exists | yes
+"""
 
 
-def is_offered(spec: Json, node: ClusterNode = NODE) -> bool:
-    return not refuse_node({"metadata": {}, "spec": spec, "status": {}}, node)
+def is_offered(spec: Json, **node: Any) -> bool:
+    labels = {"zone": "a", "gpus": "8"}
+    found = ClusterNode("n1", labels=labels, **node)
+    return not refuse_node({"metadata": {}, "spec": spec, "status": {}}, found)
 
 
-@pytest.mark.parametrize(
-    ("node", "text", "expected"),
-    [
-        (TAINTED, "", False),
-        (TAINTED, "key=gpu operator=Exists", True),
-        (TAINTED, "key=gpu value=x", True),
-        (TAINTED, "key=gpu operator=Equal value=y", False),
-        (TAINTED, "key=other operator=Exists", False),
-        (TAINTED, "operator=Exists", True),
-        (TAINTED, "value=x", False),
-        (TAINTED, "key=gpu operator=Exists effect=NoExecute", False),
-        (TAINTED, "key=gpu operator=Exists effect=NoSchedule", True),
-        (PREFERRED, "", True),
-        (CLOSED, "", False),
-        (CLOSED, "key=node.kubernetes.io/unschedulable operator=Exists", True),
-    ],
-)
-def test_a_taint_keeps_a_pod_out_that_does_not_tolerate_it(node, text: str, *, expected: bool):
+@pytest.mark.parametrize("row", TOLERATED.strip().splitlines())
+def test_a_taint_keeps_a_pod_out_that_does_not_tolerate_it(row: str):
+    effect, text, expected = (part.strip() for part in row.split("|"))
     toleration = dict(part.split("=") for part in text.split())
+    node: Json = {"taints": (Taint("gpu", "x", effect),)}
 
-    assert expected == is_offered({"tolerations": [toleration]}, node)
+    offered = is_offered(
+        {"tolerations": [toleration]}, **({"is_closed": True} if effect == "closed" else node)
+    )
+
+    assert (expected == "yes") is offered
 
 
 def affinity(*terms: tuple[str, ...]) -> Json:

@@ -1,18 +1,17 @@
 """The control socket: bounded, clear, and never held up by a hung driver."""
 
 import asyncio
-import json
 import select
 import socket
-from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from agent.errors import DriverError, DriverMissing, PermissionFault
-from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import SimulatedDriver, open_simulation
-from agent.sandbox.hardware_talk import HardwareSilent, ask
+from agent.sandbox.hardware_talk import HardwareRequest, HardwareSilent, ask
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -28,23 +27,12 @@ async def driver(path: Path):
         yield driver
 
 
-class RawHardwareClient:
-    """A connection that may say anything."""
-
-    def __init__(self, reader, writer) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def say(self, text: str | bytes) -> dict:
-        self.writer.write(text if isinstance(text, bytes) else text.encode())
-        return json.loads(await self.reader.readline())
-
-
-@asynccontextmanager
-async def raw(path: Path):
-    reader, writer = await asyncio.open_unix_connection(path)
-    yield RawHardwareClient(reader, writer)
-    writer.close()
+async def say(path: Path, text: str | bytes) -> dict:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+        session.post("http://gpus/", data=text) as answer,
+    ):
+        return await answer.json(content_type=None)
 
 
 async def first(events):
@@ -56,25 +44,21 @@ async def first(events):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("junk\n", "JSON is malformed"),
-        ("[]\n", "Expected `object`"),
-        ('{"verb":"explode"}\n', "Invalid value 'explode'"),
-        ('{"verb":"xid","gpu":"0"}\n', "missing required field `xid`"),
-        ('{"verb":"xid","gpu":"0","xid":0}\n', ">= 1"),
-        ('{"verb":"xid","gpu":"0","xid":"79"}\n', "Expected `int`"),
-        ('{"verb":"lose","gpu":"0","hard":true}\n', "unknown field `hard`"),
-        ('{"verb":"hang","seconds":-1}\n', "> 0.0"),
-        (b"\xff\xfe\n", "malformed"),
+        ("junk", "JSON is malformed"),
+        ("[]", "Expected `object`"),
+        ('{"verb":"explode"}', "Invalid enum value 'explode'"),
+        ('{"verb":"xid","gpu":"0"}', "missing required field `xid`"),
+        ('{"verb":"xid","gpu":"0","xid":0}', ">= 1"),
+        ('{"verb":"xid","gpu":"0","xid":"79"}', "Expected `int`"),
+        ('{"verb":"lose","gpu":"0","hard":true}', "unknown field `hard`"),
+        ('{"verb":"hang","seconds":-1}', "> 0.0"),
+        (b"\xff\xfe", "malformed"),
     ],
 )
-async def test_a_malformed_line_gets_one_clear_error_and_the_connection_stays(
-    driver, path, line, words
-):
-    async with raw(path) as peer:
-        reply = await peer.say(line)
-        again = await peer.say('{"verb":"list"}\n')
+async def test_a_malformed_request_gets_one_clear_error(driver, path, line, words):
+    reply, again = await say(path, line), await say(path, '{"verb":"list"}')
 
-    assert ("failed", "malformed") == (reply["reply"], reply["reason"])
+    assert "malformed" == reply["failed"]
     assert words in reply["text"]
     assert ["ok", "ok"] == [gpu["state"] for gpu in again["gpus"]]
 
@@ -84,10 +68,10 @@ async def test_a_listener_that_dies_with_news_unread_ends_nobody_elses_simulatio
     async with open_simulation("t4", socket_path=path):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.connect(str(path))
-            listener.sendall(b'{"verb":"events"}\n')
+            listener.sendall(b'POST / HTTP/1.1\r\nContent-Length: 17\r\n\r\n{"verb":"events"}')
             await asyncio.to_thread(select.select, [listener], [], [])
         for _ in range(20):
-            assert isinstance(await ask(path, talk.ListRequest()), talk.DoneReply)
+            assert "1 GPUs" == (await ask(path, HardwareRequest("list"))).text
 
 
 async def test_hardware_that_is_not_there_is_a_missing_driver(path):
@@ -113,10 +97,16 @@ async def test_a_second_simulation_does_not_take_the_socket_but_a_left_over_one_
         assert 1 == len((await driver.scan()).gpus)
 
 
-@pytest.mark.parametrize("answer", [b"", b"half", b"nonsense\n", b'{"reply":"done","text":"x"}\n'])
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"half", *(OK % (len(body), body) for body in (b"", b"half", b"nonsense\n", b"{}\n"))],
+)
 async def test_a_peer_that_is_no_hardware_is_told_apart(path, answer):
     async def babble(reader, writer) -> None:
-        await reader.readline()
+        await reader.readuntil(b"}")
         writer.write(answer)
         writer.close()
 
@@ -125,7 +115,20 @@ async def test_a_peer_that_is_no_hardware_is_told_apart(path, answer):
         await SimulatedDriver(path).scan()
     with pytest.raises(DriverError):
         await first(SimulatedDriver(path).events())
-    if not answer.endswith(b'"}\n'):
-        with pytest.raises(HardwareSilent):
-            await ask(path, talk.ListRequest())
+    with pytest.raises(HardwareSilent):
+        await ask(path, HardwareRequest("list"))
     server.close()
+
+
+async def test_a_reply_to_another_request_is_refused(path):
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=b'{"text":"x"}\n')
+
+    server = web.Server(answer)
+    listener = await asyncio.get_running_loop().create_unix_server(server, path)
+    with pytest.raises(DriverError, match="answered another request"):
+        await SimulatedDriver(path).scan()
+    with pytest.raises(DriverError, match="answered another request"):
+        await first(SimulatedDriver(path).events())
+    listener.close()
+    await server.shutdown(1)

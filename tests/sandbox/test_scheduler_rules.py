@@ -1,42 +1,36 @@
-"""Rules of the scheduler model that no vector reaches."""
+"""Rules of the scheduler model that no vector reaches: use, quotas, steering, lock, bind, queue."""
 
 import asyncio
 import datetime as dt
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from agent.allocate.room import ContainerRequest
-from agent.hami.annotations import RegisteredGpu
+from agent.cluster import BIND_TIME
+from agent.hami.annotations import decode_node_lock
 from agent.model import GpuUuid, Share
-from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
-from agent.sandbox.scheduler.model import (
-    BadWeightsError,
-    GpuView,
-    RegisteredNode,
-    SchedulerSettings,
-    Steering,
-    parse_quantity,
-    read_steering,
-)
-from agent.sandbox.scheduler.registry import Registry, Version, read_offer
-from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
-from agent.sandbox.scheduler.webhook import review_pod
-from agent.sandbox.store import Json, ObjectStore
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.scheduler.filter import filter_pod
+from agent.sandbox.scheduler.loop import SchedulerModel
+from agent.sandbox.scheduler.model import SchedulerSettings, read_steering
+from agent.sandbox.scheduler.registry import Quotas, Reservation, Usage, read_offer
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, NodeLocks, StoreCluster
+from agent.sandbox.scheduler.webhook import DeniedError, review_pod
+from agent.sandbox.store import Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded
-from tests.fakes.clock import START
-from tests.fakes.scheduler_cluster import REGISTER, FakeCluster, register_of, scheduling
+from tests.fakes.clock import START, LoopClock, ManualClock
+from tests.fakes.explain_rig import a_gpu
+from tests.fakes.scheduler_cluster import (
+    LOCK,
+    REGISTER,
+    FakeCluster,
+    RecordedCluster,
+    register_of,
+    scheduling,
+)
 from tests.fakes.scheduler_vectors import build_pod
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("5", 5), ("2Ki", 2048), ("2000m", 2), ("1.5", None), ("", None)]
-)
-def test_a_quantity_is_a_whole_number_or_nothing(text: str, number: int | None) -> None:
-    assert number == parse_quantity(text)
 
 
 def placed(*ends: int | None, **metadata: str) -> dict[str, object]:
@@ -195,66 +189,15 @@ def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
     filtered = filter_pod(pod, ["n1"], nodes, SchedulerSettings(), Seeded(), quotas)
 
     assert fits == bool(filtered.nodes)
-    assert fits == review_pod(pod, SchedulerSettings(), quotas).is_allowed
-    if not fits:
-        assert "ResourceQuotaNotFit" in filtered.failed["n1"]
+    if fits:
+        review_pod(pod, SchedulerSettings(), quotas)
+        return
+    assert "ResourceQuotaNotFit" in filtered.failed["n1"]
+    with pytest.raises(DeniedError, match="exceeding resource quota"):
+        review_pod(pod, SchedulerSettings(), quotas)
 
 
 # How a pod's annotations steer the choice of GPUs, in the corners that no vector reaches.
-
-WEIGHTS = "hami.io/device-scoring-weights"
-POLICY = "hami.io/gpu-scheduler-policy"
-TOPOLOGY = {POLICY: "topology-aware"}
-UUIDS = tuple(GpuUuid(f"GPU-{name}") for name in "abc")
-
-
-def steering(**annotations: str) -> Steering:
-    return read_steering(annotations, SchedulerSettings())
-
-
-def gpu(uuid: GpuUuid, numa: int = 0) -> RegisteredGpu:
-    return RegisteredGpu(
-        uuid=uuid,
-        index=UUIDS.index(uuid),
-        split_count=10,
-        registered_mib=16000,
-        core_percent=100,
-        type_name="NVIDIA-Tesla T4",
-        mode="hami-core",
-        numa=numa,
-        healthy=True,
-    )
-
-
-def fitted(annotations: dict[str, str], count: int, node: RegisteredNode) -> tuple[list[str], str]:
-    """UUIDs that one container of so many GPUs gets, or the reason."""
-    wishes = Wishes(
-        (ContainerRequest(count, 1000, 101, 0),), 0, read_steering(annotations, SchedulerSettings())
-    )
-    answer = fit_pod(node, wishes)
-    groups: tuple[tuple[Share, ...], ...] = answer.groups or ((),)
-    return [share.uuid for share in groups[0]], answer.reason
-
-
-@pytest.mark.parametrize(
-    ("text", "detail"),
-    [
-        ("slot=1", "expected slot, core, and memory weights"),
-        ("slot=1,core=1,memory", "expected key=value entries"),
-        ("slot=1,slot=1,memory=1", 'duplicate "slot" weight'),
-        ("slot=a,core=1,memory=1", '"slot" weight must be an integer'),
-        (f"slot={2**63},core=1,memory=1", '"slot" weight must be an integer'),
-        (f"slot={'9' * 5000},core=1,memory=1", '"slot" weight must be an integer'),
-        ("slot=-1,core=1,memory=1", '"slot" weight must not be negative'),
-        ("slot=1,core=1,fans=1", 'unknown weight "fans"'),
-        ("slot=0,core=0,memory=0", "at least one weight must be positive"),
-    ],
-)
-def test_weights_are_refused_in_the_words_of_hami(text: str, detail: str) -> None:
-    with pytest.raises(BadWeightsError) as refusal:
-        steering(**{WEIGHTS: text})
-
-    assert f'invalid {WEIGHTS} annotation "{text}": {detail}' == str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -271,137 +214,249 @@ def test_weights_are_refused_in_the_words_of_hami(text: str, detail: str) -> Non
     ],
 )
 def test_a_list_of_commas_alone_admits_no_gpu(wish: str, text: str, *, admitted: bool) -> None:
-    found = steering(**{f"nvidia.com/{wish}": text})
-    assert admitted == (found.admits_type(gpu(UUIDS[0])) and found.admits_uuid(gpu(UUIDS[0])))
+    found, gpu = read_steering({f"nvidia.com/{wish}": text}, SchedulerSettings()), a_gpu("GPU-a")
+    assert admitted == (found.admits_type(gpu) and found.admits_uuid(gpu))
 
 
-LINKED = RegisteredNode(
-    "n",
-    tuple(GpuView(gpu(uuid)) for uuid in UUIDS),
-    links={
-        UUIDS[0]: {UUIDS[1]: 100, UUIDS[2]: 10},
-        UUIDS[1]: {UUIDS[0]: 100, UUIDS[2]: 20},
-        UUIDS[2]: {UUIDS[0]: 10, UUIDS[1]: 20},
-    },
-)
+# The node lock's rules: whose lock gives way, and what is no lock.
+
+LOCK_POD = build_pod({"containers": []})
 
 
-BARE = RegisteredNode("n", LINKED.gpus)
-TWO_NUMAS = RegisteredNode(
-    "n", tuple(GpuView(gpu(uuid, numa)) for uuid, numa in zip(UUIDS, (0, 0, 1), strict=True))
-)
-BOUND = TOPOLOGY | {"nvidia.com/numa-bind": "true"}
+def ago(seconds: int) -> str:
+    return (START - dt.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@pytest.mark.parametrize(
-    ("wish", "count", "node", "expected", "reason"),
-    [
-        # One GPU is the worst connected, and several are the best.
-        (TOPOLOGY, 1, LINKED, ["GPU-c"], ""),
-        (TOPOLOGY, 2, LINKED, ["GPU-b", "GPU-a"], ""),
-        (TOPOLOGY, 3, LINKED, ["GPU-c", "GPU-b", "GPU-a"], ""),
-        # It goes with another policy.
-        ({POLICY: "binpack, topology-aware"}, 2, LINKED, ["GPU-b", "GPU-a"], ""),
-        # Without links all pairs are equal.
-        (TOPOLOGY, 2, BARE, ["GPU-c", "GPU-b"], ""),
-        (TOPOLOGY, 1, BARE, ["GPU-c"], ""),
-        # With NUMA binding the last NUMA node alone is chosen from.
-        (BOUND, 2, TWO_NUMAS, ["GPU-b", "GPU-a"], ""),
-        (BOUND, 3, TWO_NUMAS, [], "2/3 AllocatedCardsInsufficientRequest"),
-    ],
-)
-def test_gpus_are_chosen_by_their_links(
-    wish: dict[str, str], count: int, node: RegisteredNode, expected: list[str], reason: str
-) -> None:
-    assert (expected, reason) == fitted(wish, count, node)
+def locked(text: str) -> tuple[ObjectStore, NodeLocks]:
+    store = ObjectStore(ManualClock(), Seeded())
+    store.create("nodes", {"metadata": {"name": "n1", "annotations": {LOCK: text}}})
+    store.create("pods", build_pod({"containers": []}, "alive"))
+    return store, NodeLocks(StoreCluster(store), ManualClock())
 
 
-# What each version of HAMi's scheduler takes from a Node, and when it looks again.
-
-HANDSHAKE = "hami.io/node-handshake"
-JSON = '[{"id":"GPU-a","count":10%s}]'
-HEALTHY, ILL = JSON % ',"health":true', JSON % ""
-COLON = "GPU-a,10,1,100,NVIDIA-T4,0,%s,0,hami-core:"
-SEVEN = "GPU-a,10,1,100,NVIDIA-T4,0,%s:"
-SECOND = dt.timedelta(seconds=1)
-
-
-def a_node(register: str, handshake: str = "", allocatable: str = "10") -> dict[str, Any]:
-    annotations = {REGISTER: register, HANDSHAKE: handshake}
-    return {
-        "metadata": {"name": "n1", "annotations": {k: v for k, v in annotations.items() if v}},
-        "status": {"allocatable": {"nvidia.com/gpu": allocatable}},
-    }
-
-
-def stamped(word: str, seconds_ago: int) -> str:
-    return f"{word}_{START - seconds_ago * SECOND:%Y-%m-%d %H:%M:%S}"
-
-
-def offered(registry: Registry) -> bool | None:
-    """Whether the node's GPU is offered as healthy; None: the node is not in the cache."""
-    state = registry.state("n1", {})
-    return None if state is None else state.gpus[0].capacity.healthy
-
-
-REQUESTED = stamped("Requesting", 600)
-ASKED, DROPPED = stamped("Requesting", 0), stamped("Deleted", 0)
-GOOD, BAD = COLON % "true", COLON % "false"
-V7, V8, V9, V10 = Version
+def lock_of(store: ObjectStore) -> str | None:
+    text: str | None = store.get("nodes", "", "n1")["metadata"]["annotations"].get(LOCK)
+    return text
 
 
 @pytest.mark.parametrize(
-    ("version", "steps"),
+    "text", [f"{ago(299)},default,dead", f"{ago(301)},default,alive", ago(301), f"{ago(301)},,"]
+)
+async def test_a_lock_is_taken_over_from_the_dead_and_the_late(text: str) -> None:
+    store, locks = locked(text)
+
+    await locks.take("n1", LOCK_POD)
+
+    assert f"{ago(0)},default,p" == lock_of(store)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
     [
-        # Up to 2.7.1 every stamp of the agent is a reason to read, and no other form is read.
-        (V7, [(GOOD, "Reported x", "10", ASKED, True), (BAD, ASKED, "10", "", True)]),
-        (V7, [(GOOD, "Reported x", "10", ASKED, True), (BAD, "Reported y", "10", ASKED, False)]),
-        (V7, [(SEVEN % "true", "Reported x", "10", ASKED, True)]),
-        (V7, [(HEALTHY, "Reported x", "10", "", None)]),
-        (V8, [(GOOD, "Reported x", "10", "", None)]),
-        # A minute of silence drops the node until it speaks again.
-        (
-            V7,
-            [
-                (GOOD, "Reported x", "10", ASKED, True),
-                (GOOD, stamped("Requesting", 59), "10", "", True),
-                (GOOD, stamped("Requesting", 60), "10", DROPPED, None),
-                (GOOD, stamped("Deleted", 600), "10", "", None),
-                (GOOD, "Reported y", "10", ASKED, True),
-                (GOOD, "Requesting_soon", "10", DROPPED, None),
-            ],
-        ),
-        # 2.8 reads again when the count changed, and for no other reason.
-        (V8, [(HEALTHY, "", "10", "", True), (ILL, "Reported x", "10", "", True)]),
-        (V8, [(HEALTHY, "", "10", "", True), (ILL, "Reported x", "9", "", False)]),
-        # 2.9 also does when the handshake is gone, but not for the text.
-        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, REQUESTED, "10", "", True)]),
-        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, "", "10", ASKED, False)]),
-        # It takes a dropped node back after a minute.
-        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, stamped("Deleted", 59), "10", "", True)]),
-        (V9, [(HEALTHY, "", "10", ASKED, True), (ILL, stamped("Deleted", 60), "10", ASKED, False)]),
-        # 2.10 reads a changed text.
-        (V10, [(HEALTHY, "", "10", ASKED, True), (ILL, REQUESTED, "10", "", False)]),
-        # A node without slices is dropped and marked as the version does.
-        (V8, [(HEALTHY, ASKED, "10", "", True), (HEALTHY, ASKED, "0", DROPPED, None)]),
-        (V9, [(HEALTHY, ASKED, "10", "", True), (HEALTHY, ASKED, "0", DROPPED, None)]),
-        (V10, [(HEALTHY, ASKED, "10", "", True), (HEALTHY, ASKED, "0", None, None)]),
-        (V10, [(HEALTHY, REQUESTED, "0", "", None)]),
-        # A text that is not read leaves what was on offer.
-        (V10, [(HEALTHY, "", "10", ASKED, True), ("no", "", "9", ASKED, True)]),
-        (V9, [(HEALTHY, "", "10", ASKED, True), ("no", "", "9", "", True)]),
-        (V8, [(HEALTHY, "", "10", "", True), ("no", "", "9", "", True)]),
-        (V7, [(GOOD, "Reported x", "10", ASKED, True), ("no", "Reported y", "9", "", True)]),
+        (ago(1), None),
+        ("no time", None),
+        ("", None),
+        (f"{ago(1)},default,p", None),
+        ("no time,default,p", None),
+        (f"{ago(1)},default,alive", f"{ago(1)},default,alive"),
+        (f"{ago(1)},,", f"{ago(1)},,"),
     ],
 )
-def test_each_version_has_its_reasons_to_read_a_node_and_to_drop_it(
-    version: Version, steps: list[tuple[str, str, str, str | None, bool | None]]
+async def test_a_release_removes_its_own_lock_and_those_without_parts(
+    text: str, after: str | None
 ) -> None:
-    """Steps: register, handshake, slices; the handshake that is written ("": none), what is on
-    offer (None: nothing)."""
-    registry = Registry(version)
-    for register, handshake, slices, written, on_offer in steps:
-        writes = registry.ingest(a_node(register, handshake, slices), START)
+    store, locks = locked(text)
 
-        assert ({} if written == "" else {HANDSHAKE: written}) == writes
-        assert on_offer is offered(registry)
+    await locks.release("n1", LOCK_POD)
+
+    assert after == lock_of(store)
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [(SchedulerSettings(), 6, 25), (SchedulerSettings().quick(), 0, 0)],
+)
+async def test_in_a_burst_the_clients_queue_lies_between_bind_time_and_the_stamp_of_the_lock(
+    settings: SchedulerSettings, least: int, most: int
+) -> None:
+    gaps: dict[str, float] = {}
+    names = [f"p{number}" for number in range(14)]
+    async with scheduling(FakeCluster("GPU-a", "GPU-b", settings=settings)) as cluster:
+
+        def served() -> bool:
+            """What an agent does: it frees the lock of a pod that is bound."""
+            for name in filter(cluster.is_bound, names):
+                if name not in gaps:
+                    bound = int(cluster.pod(name)["metadata"]["annotations"][BIND_TIME])
+                    gaps[name] = decode_node_lock(cluster.node()[LOCK]).stamp.timestamp() - bound
+                    cluster.unlock()
+            return len(gaps) == len(names)
+
+        for name in names:
+            cluster.submit(name)
+        await cluster.until(served)
+
+    assert least <= max(gaps.values()) <= most
+    assert min(gaps.values()) <= 1
+
+
+class RefusedPatches(RecordedCluster):
+    """No pod can be patched."""
+
+    async def before(self, call: str) -> None:
+        if call == "patch pods":
+            raise StatusError("not now")
+
+
+class LateBinding(RecordedCluster):
+    """A binding takes 40 s."""
+
+    async def before(self, call: str) -> None:
+        if call == "bind pods":
+            await asyncio.sleep(40)
+
+
+def beside(kind: type[RecordedCluster]) -> tuple[FakeCluster, RecordedCluster]:
+    cluster = FakeCluster("GPU-a")
+    requests = kind(cluster.store)
+    cluster.scheduler = SchedulerModel(cluster.store, LoopClock(), Seeded(), cluster=requests)
+    return cluster, requests
+
+
+async def test_kube_scheduler_gives_up_after_thirty_seconds_and_hami_binds_on() -> None:
+    async with scheduling(beside(LateBinding)[0]) as cluster:
+        cluster.submit("p")
+        await cluster.until(lambda: cluster.condition("p") != "")
+        assert "did not answer within 30 s" in cluster.condition("p")
+        await cluster.until(lambda: cluster.is_bound("p"))
+
+
+async def test_a_pod_that_fails_is_tried_again_after_growing_pauses() -> None:
+    cluster, requests = beside(RefusedPatches)
+    async with scheduling(cluster):
+        cluster.submit("p")
+        await asyncio.sleep(30)
+
+    assert 6 == requests.calls.count("patch pods")
+
+
+# What others do between two steps of the scheduler; it is as blind to it as HAMi's is.
+
+Others = Callable[["Interrupted"], None]
+
+
+class Interrupted(RecordedCluster):
+    """Others act before each patch of a node."""
+
+    def __init__(self, others: Others | None = None) -> None:
+        super().__init__(filled())
+        self.others = others
+
+    @property
+    def patches(self) -> int:
+        return self.calls.count("patch nodes")
+
+    async def before(self, call: str) -> None:
+        if call == "patch nodes" and self.others is not None:
+            self.others(self)
+
+    def annotate(self, **marks: str) -> None:
+        patch = {"metadata": {"annotations": marks}}
+        self.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
+
+    def lock(self) -> str:
+        held: str = self.store.get("nodes", "", "n1")["metadata"]["annotations"].get(LOCK, "")
+        return held
+
+    def marks(self, name: str = "p") -> Json:
+        return dict(self.store.get("pods", "default", name)["metadata"].get("annotations") or {})
+
+
+def a_pod(name: str) -> Json:
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
+    return build_pod({"containers": [{"name": "c", "limits": limits}]}, name)
+
+
+def filled() -> ObjectStore:
+    store = ObjectStore(ManualClock(), Seeded())
+    store.create("nodes", {"metadata": {"name": "n1", "annotations": {"beat": "0"}}})
+    for name in ("p", "other"):
+        store.create("pods", a_pod(name))
+    return store
+
+
+async def bind(cluster: Interrupted, name: str = "p") -> None:
+    pod = cluster.store.get("pods", "default", name)
+    hami = HamiVerbs(cluster, ManualClock(), Seeded(), SchedulerSettings().quick(), eager=False)
+    await hami.see_node("MODIFIED", cluster.store.get("nodes", "", "n1"))
+    hami.see_pod("ADDED", pod)
+    await hami.bind("default", name, pod["metadata"]["uid"], "n1")
+
+
+async def test_a_bind_makes_six_requests_in_hamis_order() -> None:
+    cluster = Interrupted()
+
+    await bind(cluster)
+
+    expected = [*["get nodes"] * 3, "patch nodes", "patch pods", "bind pods"]
+    assert expected == cluster.calls
+
+
+async def test_a_bind_that_is_repeated_fails_and_gives_the_lock_away() -> None:
+    cluster = Interrupted()
+    await bind(cluster)
+    assert cluster.lock().endswith(",default,p")
+
+    with pytest.raises(BindError, match='already assigned to node "n1"'):
+        await bind(cluster)
+
+    assert "" == cluster.lock()
+    assert "allocating" == cluster.marks()["hami.io/bind-phase"]
+
+
+TAKEN = "2026-08-21T06:20:39Z,default,other"
+
+
+def lock_for_another(cluster: Interrupted) -> None:
+    cluster.annotate(**{LOCK: TAKEN})
+
+
+def bind_elsewhere_and_remove_the_node(cluster: Interrupted) -> None:
+    if cluster.patches == 1:
+        cluster.store.bind("default", "p", "n2")
+    if cluster.patches == 2:
+        cluster.store.delete("nodes", "", "n1")
+
+
+def remove(cluster: Interrupted) -> None:
+    if cluster.patches == 1:
+        cluster.store.delete("pods", "default", "p", grace=0)
+
+
+def make_again(cluster: Interrupted) -> None:
+    if cluster.patches == 1:
+        remove(cluster)
+        cluster.store.create("pods", a_pod("p"))
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "refusal", "lock"),
+    [
+        (lock_for_another, "is locked: node lock contention", TAKEN),
+        # The lock cannot be given back, and the first failure is told.
+        (bind_elsewhere_and_remove_the_node, 'already assigned to node "n2"', None),
+        (make_again, "UID", ""),
+        (remove, 'pods "p" not found', ""),
+    ],
+)
+async def test_what_others_do_meanwhile_fails_the_bind_and_its_lock_is_given_back(
+    meanwhile: Others, refusal: str, lock: str | None
+) -> None:
+    cluster = Interrupted(meanwhile)
+
+    with pytest.raises(BindError, match=refusal):
+        await bind(cluster)
+
+    assert lock is None or lock == cluster.lock()
+    if meanwhile is make_again:
+        assert "allocating" == cluster.marks()["hami.io/bind-phase"]

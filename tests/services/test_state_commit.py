@@ -40,17 +40,6 @@ async def a_service(disk):
         yield service
 
 
-async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
-    disk = GatedDisk()
-    async with a_service(disk) as service:
-        await service.commit(putting(1))
-
-        assert (row(1),) == service.ledger.value.rows
-        disk.crash()
-        assert service.ledger.value == decode_state(await disk.content(CURRENT)).ledger
-        assert 1 == service.generation
-
-
 async def test_ten_changes_at_once_need_two_writes():
     disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:

@@ -44,7 +44,7 @@ def pytest_terminal_summary(
 ) -> None:
     """What was measured is shown and written at the end."""
     table = config.stash.get(MEASURED, Table())
-    if table.rows:
+    if table.told():
         table.write(TABLE)
         terminalreporter.section(f"measured, and in {TABLE}")
         terminalreporter.write(table.text())

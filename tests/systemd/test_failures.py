@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent import __version__
-from tests.peers.lab.space import until_answer
+from tests.peers.lab.part import until_answer
 from tests.systemd.lab.made import name
 
 KILLS = 9

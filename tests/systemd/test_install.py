@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import re
 
 import pytest
 
@@ -258,3 +259,47 @@ async def test_two_of_them_at_once_are_refused(first, command):
 async def test_an_uninstall_of_nothing_is_no_error(bare):
     await bare.machine.run("/src/systemd/uninstall")
     await bare.machine.run("/src/systemd/uninstall", "--purge")
+
+
+# The version that runs is not the one that the link names.
+
+
+async def runs(node):
+    """The version whose process the service is."""
+    shown = await node.until_shown(ActiveState="active")
+    words = await node.machine.run("cat", f"/proc/{shown['MainPID']}/cmdline")
+    (version,) = re.findall(rf"^{HOME}/versions/([^/]+)-[0-9a-f]+/", words)
+    return version
+
+
+async def test_a_version_that_was_only_put_in_its_place_is_started_by_the_next_install(first):
+    await installed(first, "--no-start", SECOND)
+    assert __version__ == await runs(first)
+
+    said = await first.install(SECOND)
+
+    assert (0, True) == (said.code, said.out.endswith(" runs\n")), said
+    assert LATER == await runs(first)
+    assert 0 == (await first.install("--rollback")).code
+    assert __version__ == await runs(first)
+
+
+async def test_after_a_killed_install_the_version_that_ran_is_gone_back_to(first):
+    await installed(first, "--no-start", THIRD)
+    await first.machine.run("rm", f"{HOME}/previous")  # it was killed between its two links
+
+    said = await first.install(THIRD)
+
+    assert 1 == said.code
+    assert f"{__version__}-" in said.err.splitlines()[-1]
+    assert said.err.endswith(" runs again\n")
+    assert __version__ == await runs(first)
+
+
+async def test_the_version_that_runs_stays_however_many_are_put_in_its_place(first):
+    await installed(first, "--no-start", SECOND)
+    await installed(first, "--no-start", THIRD)
+
+    assert {__version__, BROKEN} == {text.rpartition("-")[0] for text in await versions(first)}
+    assert 0 == (await first.install("--rollback")).code
+    assert __version__ == await runs(first)

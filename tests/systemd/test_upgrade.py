@@ -9,7 +9,7 @@ from agent import __version__
 from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.stage import Wish, Workload
 from agent.state import CURRENT, decode_state
-from tests.peers.lab.space import until
+from tests.peers.lab.part import until
 from tests.systemd.lab.bare_metal import PATIENCE
 from tests.systemd.lab.made import name
 

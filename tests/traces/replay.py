@@ -6,19 +6,63 @@ the recorded one delays all that comes after it: the kubelet waits for it, and t
 
 import asyncio
 import dataclasses
+import datetime as dt
 
+from agent.allocate.match import MatchSettings
+from agent.allocate.room import RequestRules
 from agent.errors import Refusal
-from agent.ledger import ContainerEdits, Ledger
+from agent.kit.cell import Cell
+from agent.ledger import ContainerEdits, KubeletEpoch, State
 from agent.model import SliceId
+from agent.state import StateService
+from tests.builders import a_gpu, a_shared_gpu, an_inventory
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.disk import MemoryDisk
+from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.agent_life import AgentServices
 from tests.services.at_work import at_work
 from tests.traces.cluster import TracedApi, TracedCluster
 from tests.traces.kubelet import TracedKubelet
-from tests.traces.node import traced_agent
 from tests.traces.trace import CallEnd, PodEvent, Trace, TracedCall, TracedNodeEvent
 
 AFTERWARDS = 40.0
 """Seconds after the trace's last event: a lock may stand for 35."""
+FSYNC = 0.002
+"""Seconds for one write of the ledger."""
+
+
+class SlowDisk(MemoryDisk):
+    """A disk that takes its time."""
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        await asyncio.sleep(FSYNC)
+        await super().replace(name, data, keep=keep)
+
+
+def traced_agent(trace: Trace, api: TracedApi, kubelet: TracedKubelet) -> AgentServices:
+    """One agent's real services on the trace's Node, with the GPUs that it had registered."""
+    gpus = [
+        a_shared_gpu(
+            gpu=a_gpu(uuid=one["id"], index=one.get("index", 0), memory_mib=one["devmem"]),
+            split_count=one["count"],
+            core_percent=one["devcore"],
+        )
+        for one in trace.gpus
+    ]
+    agent = AgentServices(
+        StateService(disk=SlowDisk(), recovered=State(), boot_id="boot"),
+        api,
+        (kubelet, kubelet.read, kubelet),
+        FakeHookDirs(),
+        inventory=Cell(an_inventory(gpus=gpus)),
+        epoch=Cell[KubeletEpoch | None](KubeletEpoch(7, int(trace.begin * 1e9))),
+        match=MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True)),
+        clock=LoopClock(dt.datetime.fromtimestamp(trace.begin, dt.UTC)),
+        chance=Seeded(),
+    )
+    agent.streams.set(1)
+    return agent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +88,6 @@ class ReplayedStory:
     trace: Trace
     cluster: TracedCluster
     answers: tuple[ReplayedAnswer, ...]
-    ledger: Ledger
 
 
 async def replay(
@@ -68,7 +111,11 @@ async def replay(
                     cluster.take_node(event)
                 case TracedCall():
                     began = loop.time()
-                    ids = await _ids(event, agent, kubelet)
+                    kubelet.begin(event.pod)
+                    # The ids that the kubelet takes: those that the agent prefers, if it asks.
+                    ids = kubelet.reused(event) or await agent.allocation.prefer(
+                        kubelet.free(), (), len(event.ids)
+                    )
                     # What happened during the call happens during the call.
                     begin += loop.time() - began
                     call = loop.create_task(_ask(event, ids, began, (agent, kubelet)))
@@ -77,17 +124,7 @@ async def replay(
                     answers.append(await call)
                     begin = max(begin, loop.time() - event.t)
         await asyncio.sleep(AFTERWARDS)
-        ledger = agent.state.ledger.value
-    return ReplayedStory(trace, cluster, tuple(answers), ledger)
-
-
-async def _ids(
-    call: TracedCall, agent: AgentServices, kubelet: TracedKubelet
-) -> tuple[SliceId, ...]:
-    """The ids that the kubelet takes: those that the agent prefers, if it asks."""
-    kubelet.begin(call.pod)
-    reused = kubelet.reused(call)
-    return reused or await agent.allocation.prefer(kubelet.free(), (), len(call.ids))
+    return ReplayedStory(trace, cluster, tuple(answers))
 
 
 async def _ask(

@@ -5,14 +5,14 @@ the trace names; every lock goes in time; no write concerns another pod.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
 
 from tests.machine.playing import silence
 from tests.traces.judging import reads, written, wrong
-from tests.traces.plants import PLANTS, Plant
+from tests.traces.plants import plants
 from tests.traces.replay import replay
 from tests.traces.trace import NAMES, load
 
@@ -86,11 +86,11 @@ async def test_the_lock_of_a_pod_that_is_gone_goes_where_no_scheduler_takes_it(
     assert [] == wrong(story)
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-async def test_a_planted_bug_is_found(plant: Callable[[], Plant]) -> None:
-    planted = plant()
+@pytest.mark.parametrize("name", plants())
+async def test_a_planted_bug_is_found(name: str) -> None:
+    patch, trace, breach, lag = plants()[name]
 
-    with planted.patch:
-        story = await replay(load(planted.trace), pods_lag=planted.lag, node_lag=planted.lag)
+    with patch:
+        story = await replay(load(trace), pods_lag=lag, node_lag=lag)
 
-    assert any(planted.breach in text for text in wrong(story))
+    assert any(breach in text for text in wrong(story))

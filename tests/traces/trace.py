@@ -9,7 +9,7 @@ answered, the scheduler took the lock over: that removal stays.
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,67 +117,64 @@ class Trace:
 
 @functools.cache
 def load(name: str) -> Trace:
+    """The trace of that name."""
     lines = (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return _Reading([json.loads(line) for line in lines]).trace(name)
+    meta, node, *rest = map(json.loads, lines)
+    reading = _Reading(node["object"]["metadata"]["annotations"])
+    told = (reading.event(line, rest[place:]) for place, line in enumerate(rest))
+    events = tuple(event for event in told if event is not None)
+    return Trace(name, meta["begin_unix"], node["object"], events, reading.settled, reading.owners)
 
 
 class _Reading:
     """One pass through a trace's lines."""
 
-    def __init__(self, lines: list[Json]) -> None:
-        self._lines = lines
+    def __init__(self, node_notes: Json) -> None:
+        self._node_notes = node_notes
         self._newest: dict[tuple[str, str], Json] = {}
         """The pods as they were last seen, by namespace and name."""
         self._asked: set[str] = set()
         self._answered: set[str] = set()
         self._lock = ""
-        self._settled: dict[str, Notes] = {}
-        self._owners: dict[str, str] = {}
+        self.settled: dict[str, Notes] = {}
+        self.owners: dict[str, str] = {}
 
-    def trace(self, name: str) -> Trace:
-        meta, node, *rest = self._lines
-        assert (meta["kind"], node["kind"], node["type"]) == ("meta", "node", "LISTED")
-        self._node_notes: Json = node["object"]["metadata"]["annotations"]
-        events = tuple(self._events(rest))
-        return Trace(name, meta["begin_unix"], node["object"], events, self._settled, self._owners)
+    def event(self, line: Json, behind: list[Json]) -> Event | None:
+        """What a line tells; None: what the agent wrote that ran there."""
+        match line["kind"]:
+            case "pod":
+                return self._pod(line)
+            case "node":
+                return self._node(line)
+            case "allocate":
+                return self._call(line, behind)
+            case "agent-answered" | "agent-refused":
+                return CallEnd(line["t"])
+            case other:
+                raise AssertionError(f"unknown kind {other}")
 
-    def _events(self, lines: list[Json]) -> Iterator[Event]:
-        for place, line in enumerate(lines):
-            match line["kind"]:
-                case "pod":
-                    yield from self._pod(line)
-                case "node":
-                    yield from self._node(line)
-                case "allocate":
-                    yield self._call(line, lines[place:])
-                case "agent-answered" | "agent-refused":
-                    yield CallEnd(line["t"])
-                case other:
-                    raise AssertionError(f"unknown kind {other}")
-
-    def _pod(self, line: Json) -> Iterator[PodEvent]:
+    def _pod(self, line: Json) -> PodEvent | None:
         pod: Json = line["object"]
         metadata = pod["metadata"]
         key = metadata["namespace"], metadata["name"]
-        before = self._newest.get(key)
-        if before is None or before["metadata"]["uid"] != metadata["uid"]:
+        before = self._newest.get(key, {"metadata": {"uid": ""}})
+        if before["metadata"]["uid"] != metadata["uid"]:
             assert line["type"] == "ADDED"
             assert not pod["spec"]["nodeName"]
-            before = None
+            before = {"metadata": {}}
         if pod["spec"]["nodeName"]:  # a Binding set both; the recorder cut the conditions
             pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
-        notes = _difference((before or {"metadata": {}})["metadata"], metadata)
+        notes = _difference(before["metadata"], metadata)
         self._newest[key] = pod
-        if notes.get(BIND_PHASE) == PHASE_SUCCESS:
-            # One write of one writer: that nothing else changed with it is what tells it apart.
-            assert before is not None
-            assert {BIND_PHASE, TO_ALLOCATE} == notes.keys()
-            assert (before["spec"], before["status"]) == (pod["spec"], pod["status"])
-            self._settled[metadata["uid"]] = notes
-        else:
-            yield PodEvent(line["t"], line["type"], pod, notes)
+        if notes.get(BIND_PHASE) != PHASE_SUCCESS:
+            return PodEvent(line["t"], line["type"], pod, notes)
+        # One write of one writer: that nothing else changed with it is what tells it apart.
+        assert {BIND_PHASE, TO_ALLOCATE} == notes.keys()
+        assert (before["spec"], before["status"]) == (pod["spec"], pod["status"])
+        self.settled[metadata["uid"]] = notes
+        return None
 
-    def _node(self, line: Json) -> Iterator[TracedNodeEvent]:
+    def _node(self, line: Json) -> TracedNodeEvent | None:
         metadata = line["object"]["metadata"]
         notes = dict(_difference({"annotations": self._node_notes}, metadata))
         self._node_notes = metadata["annotations"]
@@ -186,31 +183,27 @@ class _Reading:
             if self._lock:
                 _, namespace, name = self._lock.split(",")
                 uid = self._newest[namespace, name]["metadata"]["uid"]
-                assert self._owners.setdefault(self._lock, uid) == uid
-            elif self._owners[before] in self._answered:
+                assert self.owners.setdefault(self._lock, uid) == uid
+            elif self.owners[before] in self._answered:
                 del notes[MUTEX_LOCK]
-        if notes:
-            yield TracedNodeEvent(line["t"], notes)
+        return TracedNodeEvent(line["t"], notes) if notes else None
 
     def _call(self, line: Json, behind: list[Json]) -> TracedCall:
         said = next(one for one in behind if one["kind"].startswith("agent-"))
-        ids = tuple(line["ids"])
+        ids, container = tuple(line["ids"]), ""
+        slots: tuple[Slot, ...] = ()
         if said["kind"] == "agent-refused":
-            waiting = [
+            (pod,) = (
                 pod
                 for pod in self._newest.values()
                 if pod["spec"]["nodeName"] and pod["metadata"]["uid"] not in self._asked
-            ]
-            assert len(waiting) == 1
-            self._asked.add(waiting[0]["metadata"]["uid"])
-            return TracedCall(line["t"], ids, waiting[0], "", ())
-        pod = self._newest[said["ns"], said["pod"]]
-        uid = pod["metadata"]["uid"]
-        self._asked.add(uid)
-        self._answered.add(uid)
-        slots = _slots(pod, said["ctr"])
-        assert sorted(said["gpus"]) == sorted(slot.gpu for slot in slots)
-        return TracedCall(line["t"], ids, pod, said["ctr"], slots)
+            )
+        else:
+            pod, container = self._newest[said["ns"], said["pod"]], said["ctr"]
+            self._answered.add(pod["metadata"]["uid"])
+            slots = _slots(pod, container)
+        self._asked.add(pod["metadata"]["uid"])
+        return TracedCall(line["t"], ids, pod, container, slots)
 
 
 def _difference(before: Json, after: Json) -> Notes:
@@ -218,21 +211,15 @@ def _difference(before: Json, after: Json) -> Notes:
     return {key: new.get(key) for key in {*old, *new} if old.get(key) != new.get(key)}
 
 
-def containers(pod: Json) -> list[Json]:
-    """Those that ask for GPUs, in the order in which the kubelet asks for them."""
-    spec = pod["spec"]
-    return [
-        one
-        for one in (*spec["initContainers"], *spec["containers"])
-        if RESOURCE in one.get("resources", {}).get("limits", {})
-    ]
-
-
 def _slots(pod: Json, container: str) -> tuple[Slot, ...]:
     """What the scheduler wrote for the container: `UUID,NVIDIA,MiB,percent:` a GPU, `;` a group."""
     text = pod["metadata"]["annotations"][ALLOCATED]
     groups = [group for group in text.split(";") if group]
-    names = [one["name"] for one in containers(pod)]
+    names = [
+        one["name"]
+        for one in (*pod["spec"]["initContainers"], *pod["spec"]["containers"])
+        if RESOURCE in one.get("resources", {}).get("limits", {})
+    ]
     assert len(names) == len(groups)
     parts = [one.split(",") for one in groups[names.index(container)].split(":") if one]
     return tuple(Slot(gpu, int(mib), int(percent)) for gpu, _, mib, percent in parts)

@@ -5,9 +5,8 @@ message is a dict again, a map a dict of strings and a repeated field a list.
 """
 
 import dataclasses
-import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from grpc_tools import protoc
-from hypothesis import strategies as st
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 ROOMS = ("v1beta1", "v1")
@@ -101,33 +99,28 @@ def ours(kind: Descriptor, plain: Plain) -> Any:
     return made(**values)
 
 
-def scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    match field.type:
-        case FieldDescriptor.TYPE_STRING:
-            return st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-        case FieldDescriptor.TYPE_BOOL:
-            return st.booleans()
-        case FieldDescriptor.TYPE_INT32:
-            return st.integers(-(2**31), 2**31 - 1)
-        case FieldDescriptor.TYPE_INT64:
-            return st.integers(-(2**63), 2**63 - 1)
-        case FieldDescriptor.TYPE_UINT64:
-            return st.integers(0, 2**64 - 1)
-    message = f"{field.full_name} has a type that the strategies do not know"
-    raise NotImplementedError(message)
+SCALARS: Mapping[int, tuple[Any, ...]] = {
+    FieldDescriptor.TYPE_STRING: ("", "a", "\x00 é\U0001f600" * 40),
+    FieldDescriptor.TYPE_BOOL: (False, True),
+    FieldDescriptor.TYPE_INT32: (0, 1, -1, 2**31 - 1, -(2**31)),
+    FieldDescriptor.TYPE_INT64: (0, 1, -1, 2**63 - 1, -(2**63)),
+    FieldDescriptor.TYPE_UINT64: (0, 1, 127, 128, 2**64 - 1),
+}
+"""The default, the least and the greatest values of each type."""
 
 
-def values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+def values(field: FieldDescriptor) -> Iterator[Any]:
+    """Values of the field. Entries of a map have no order on the wire: a map of one at most."""
     if is_map(field):
-        text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-        # Entries have no order on the wire, so only a map of one can be compared as bytes.
-        return st.dictionaries(text, text, max_size=1)
-    one = plain_values(field.message_type) if is_message(field) else scalars(field)
-    return st.lists(one, max_size=2) if field.is_repeated else one
+        yield from ({}, {"": ""}, {"a": "b"})
+        return
+    ones = [*plain_values(field.message_type)] if is_message(field) else SCALARS[field.type]
+    yield from ([], [ones[0]], [*ones]) if field.is_repeated else ones
 
 
-@functools.cache
-def plain_values(kind: Descriptor) -> st.SearchStrategy[dict[int, Any]]:
-    """Any value of the message, absent fields and default values among them."""
-    optional = {field.number: values(field) for field in kind.fields}
-    return st.fixed_dictionaries({}, optional=optional)
+def plain_values(kind: Descriptor) -> Iterator[dict[int, Any]]:
+    """Values of the message: nothing, each field alone with each of its values, and all at once."""
+    given = {field.number: [*values(field)] for field in kind.fields}
+    yield {}
+    yield from ({number: value} for number, all_of in given.items() for value in all_of)
+    yield {number: all_of[-1] for number, all_of in given.items()}

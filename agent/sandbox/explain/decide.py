@@ -8,7 +8,8 @@ import bisect
 import copy
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -17,38 +18,17 @@ from agent import cluster as annotations
 from agent.errors import cap
 from agent.kit.units import by_number, counted, span
 from agent.kube.objects import EPOCH, decode_moment
-from agent.kube.reader import ClusterSnapshot, JsonObject
+from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject
 from agent.sandbox.explain import gates as at_gate
-from agent.sandbox.explain.placement import (
-    NO_EDIT,
-    PLACEMENT,
-    Edit,
-    PodPlacement,
-    World,
-    chosen_gate,
-    codes_of,
-    foreign_gate,
-    held_by,
-    place,
-    placement_gate,
-)
-from agent.sandbox.explain.story import (
-    Attempt,
-    Explanation,
-    Gate,
-    GateVerdict,
-    PlacingChange,
-    agent_events,
-    core_words,
-    last_attempt,
-    mib,
-    request_words,
-)
+from agent.sandbox.explain import placement as at_node
+from agent.sandbox.explain import story
+from agent.sandbox.explain.placement import PodPlacement, World, codes_of, held_by, opened
+from agent.sandbox.explain.story import Attempt, Explanation, Gate, GateVerdict, PlacingChange
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, WEIGHTS, BadWeightsError
-from agent.sandbox.scheduler.usage import Reservation
-from agent.sandbox.scheduler.webhook import review_pod
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, RegisteredNode
+from agent.sandbox.scheduler.registry import Reservation
+from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 
 CHANGES_TOLD: Final = 3
 NODES_PER_KIND: Final = 16
@@ -57,19 +37,23 @@ _STEERING: Final = (
     *(f"nvidia.com/{word}" for word in ("use-gputype", "nouse-gputype", "use-gpuuuid")),
     *(f"nvidia.com/{word}" for word in ("nouse-gpuuuid", "vgpu-mode", "numa-bind")),
     "hami.io/gpu-scheduler-policy",
-    WEIGHTS,
 )
 
 
 class _Trial(msgspec.Struct, frozen=True):
-    """A change to try. `size` orders the changes; `nodes`: where, None for all chosen Nodes."""
+    """A change to try; `size` orders the changes.
+
+    Either another pod or other quotas, on all chosen Nodes, or the Node `at` in another state.
+    """
 
     size: tuple[int, int]
     said: str
-    pod: JsonObject
-    edit: Edit = NO_EDIT
-    nodes: tuple[str, ...] | None = None
     paste: str = ""
+    pod: JsonObject | None = None
+    quotas: Sequence[JsonObject] | None = None
+    at: str = ""
+    node: ClusterNode | None = None
+    state: RegisteredNode | None = None
 
 
 class _Tries:
@@ -78,6 +62,7 @@ class _Tries:
     def __init__(self, world: World, pod: JsonObject, fits: Mapping[str, NodeFit]) -> None:
         self._world = world
         self._pod = pod
+        self._fit = world.trial(pod)
         # A few Nodes of each kind of refusal, those with most free memory first.
         kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
         for name, fit in fits.items():
@@ -90,39 +75,42 @@ class _Tries:
         """At most three changes with which the pod fits on some Node, the smallest first."""
         trials = [*self._of_nodes(), *self._of_quotas(), *self._of_pod(), *self._of_holders()]
         found: list[PlacingChange] = []
-        for trial in sorted(trials, key=lambda trial: trial.size):
-            fit = self._world.trial(trial.pod, trial.edit)
-            names = self._names if trial.nodes is None else trial.nodes
-            if node := next((name for name in names if fit(name).groups is not None), ""):
-                found.append(PlacingChange(trial.said, node, trial.paste))
+        for one in sorted(trials, key=lambda trial: trial.size):
+            fit = self._fit if one.at else self._world.trial(one.pod or self._pod, one.quotas)
+            names = [one.at] if one.at else self._names
+            fitting = (name for name in names if fit(name, one.node, one.state).groups is not None)
+            if node := next(fitting, ""):
+                found.append(PlacingChange(one.said, node, one.paste))
             if len(found) == CHANGES_TOLD:
                 break
         return tuple(found)
 
     def _of_nodes(self) -> Iterator[_Trial]:
+        world = self._world
         for name in self._names:
-            shown = cap(name, 128)
-            if self._world.nodes[name].is_closed:
-                edit = Edit(opened=frozenset({name}))
+            node, state, shown = world.nodes[name], world.registered(name), cap(name, 128)
+            if node.is_closed:
                 said, paste = f"uncordon the Node {shown}", f"kubectl uncordon {shown}"
-                yield _Trial((1, 1), said, self._pod, edit, (name,), paste)
-            state = self._world.registered(name)
-            for uuid in sorted(state.cordoned if state else ()):
-                edit, gpu = Edit(uncordoned=frozenset({uuid})), cap(uuid, 64)
+                yield _Trial((1, 1), said, paste, at=name, node=opened(node))
+            if state is None:
+                continue
+            for uuid in sorted(state.cordoned):
+                gpu, fresh = cap(uuid, 64), replace(state, cordoned=state.cordoned - {uuid})
                 paste = f"hami-agent uncordon {gpu} --node {shown}"
                 said = f"uncordon the GPU {gpu} of {shown}"
-                yield _Trial((1, 0), said, self._pod, edit, (name,), paste)
-            for gpu_view in state.gpus if state else ():
-                has = gpu_view.capacity
-                if not has.healthy:
-                    edit = Edit(repaired=frozenset({has.uuid}))
-                    said, paste = self._repair(name, has.uuid, has.index)
-                    yield _Trial((1, 2), said, self._pod, edit, (name,), paste)
+                yield _Trial((1, 0), said, paste, at=name, state=fresh)
+            for view in state.gpus:
+                if not view.capacity.healthy:
+                    has = msgspec.structs.replace(view.capacity, healthy=True)
+                    well = replace(view, capacity=has)
+                    gpus = tuple(well if one is view else one for one in state.gpus)
+                    told = self._repair(name, has.uuid, has.index)
+                    yield _Trial((1, 2), *told, at=name, state=replace(state, gpus=gpus))
 
     def _repair(self, node: str, uuid: str, index: int) -> tuple[str, str]:
         """How an unhealthy GPU comes back: taken back, if an operator released it, or repaired."""
         gpu, shown = f"GPU {index} ({cap(uuid, 64)}) of {cap(node, 128)}", cap(node, 128)
-        told = agent_events(self._world.snapshot.node_events, node)
+        told = story.agent_events(self._world.snapshot.node_events, node)
         about = (one for one in told if uuid in one.message and one.last)
         last = max(about, key=lambda one: one.last or EPOCH, default=None)
         if last is not None and last.reason == "GpuReleased":
@@ -134,7 +122,7 @@ class _Tries:
     def _of_quotas(self) -> Iterator[_Trial]:
         """Quotas that are raised to what the pod and the others hold together."""
         world, quotas = self._world, self._world.snapshot.quotas
-        free = world.trial(self._pod, Edit(quotas=()))
+        free = world.trial(self._pod, ())
         names = self._names if quotas else ()
         groups = next((g for g in (free(name).groups for name in names) if g), None)
         if groups is None:
@@ -154,9 +142,8 @@ class _Tries:
                     said.append(f"{key} of the ResourceQuota {name} from {has:,} to {amount:,}")
                     paste.append(f'{key}: "{amount}"')
         if said:
-            edit = Edit(quotas=tuple(raised))
             text = f"raise {' and '.join(said)}"
-            yield _Trial((4, 0), text, self._pod, edit, None, ", ".join(paste))
+            yield _Trial((4, 0), text, ", ".join(paste), quotas=raised)
 
     def _of_pod(self) -> Iterator[_Trial]:
         spec, metadata = dict(self._pod["spec"]), self._pod["metadata"]
@@ -165,7 +152,7 @@ class _Tries:
             paste = f"remove the line: {key}: {cap(noted[key], 128)}"
             others = {name: text for name, text in noted.items() if name != key}
             without = {**self._pod, "metadata": {**metadata, "annotations": others}}
-            yield _Trial((2, 0), f"drop the annotation {key}", without, paste=paste)
+            yield _Trial((2, 0), f"drop the annotation {key}", paste, without)
         affinity = spec.get("affinity") or {}
         parts = (spec.get("nodeSelector"), affinity.get("nodeAffinity"))
         names = ("nodeSelector", "nodeAffinity")
@@ -174,12 +161,12 @@ class _Tries:
             said = f"drop {' and '.join(selecting)}, which {exclude} other Nodes"
             anywhere = {key: value for key, value in spec.items() if key != "nodeSelector"}
             anywhere["affinity"] = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
-            yield _Trial((3, 1), said, {**self._pod, "spec": anywhere})
+            yield _Trial((3, 1), said, pod={**self._pod, "spec": anywhere})
         for kind in (MEMORY, CORES, COUNT):
             best, most = self._greatest_cap(kind)
             if best:
                 said = {
-                    MEMORY: f"{mib(best)} ({MEMORY}) instead of {mib(most)}",
+                    MEMORY: f"{story.mib(best)} ({MEMORY}) instead of {story.mib(most)}",
                     CORES: f"{best} % of the cores ({CORES}) instead of {most} %",
                     COUNT: f"{counted(best, 'GPU')} in one container ({COUNT}) instead of {most}",
                 }[kind]
@@ -187,8 +174,7 @@ class _Tries:
                 if kind == MEMORY and any(map(_is_whole, model.all_containers(dict(self._pod)))):
                     paste += f"   # and no {CORES}: 100, the default of a whole GPU"
                 size = (3, 1000 - 1000 * best // max(most, 1))
-                edited = self._capped(kind, best)
-                yield _Trial(size, f"ask for at most {said}", edited, paste=paste)
+                yield _Trial(size, f"ask for at most {said}", paste, self._capped(kind, best))
 
     def _of_holders(self) -> Iterator[_Trial]:
         """A few of the pods with GPUs, those that are being deleted first, then the smallest."""
@@ -197,16 +183,15 @@ class _Tries:
         for is_deleted in (True, False):
             some = [each for each in holders if each[1].is_deleted is is_deleted]
             # From the smallest to the greatest, so that one is enough if any is.
-            step = max(1.0, (len(some) - 1) / (HOLDERS_TRIED - 1))
-            ranks = range(min(len(some), HOLDERS_TRIED))
-            for rank, (load, holder) in ((rank, some[round(rank * step)]) for rank in ranks):
-                name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
+            step = max(1, -(-(len(some) - 1) // (HOLDERS_TRIED - 1)))
+            for rank, (load, holder) in enumerate([*some[:-1:step], *some[-1:]]):
                 ends = ", which is being deleted" if is_deleted else " to end, or end it"
-                cores = f" and {core_words(load.core_percent)}" if load.core_percent else ""
-                held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
-                edit, size = Edit(ended=frozenset({holder.uid})), (0 if is_deleted else 6, rank)
-                said = f"wait for {name}{ends} ({held})"
-                yield _Trial(size, said, self._pod, edit, (holder.chosen,))
+                cores = f" and {story.core_words(load.core_percent)}" if load.core_percent else ""
+                held = f"it holds {story.mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
+                said = f"wait for {cap(f'{holder.namespace}/{holder.name}', 192)}{ends} ({held})"
+                state = self._world.registered(holder.chosen, without=holder.uid)
+                size = (0 if is_deleted else 6, rank)
+                yield _Trial(size, said, at=holder.chosen, state=state)
 
     def _greatest_cap(self, kind: str) -> tuple[int, int]:
         """The greatest limit with which the pod fits somewhere, and what it asks for now.
@@ -262,7 +247,7 @@ def explain_pod(
 ) -> Explanation:
     """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
     world, pod = World(snapshot, settings or model.SchedulerSettings()), snapshot.pod
-    attempt, has_node = last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
+    attempt, has_node = story.last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
     placement: PodPlacement | None = None
     changes: tuple[PlacingChange, ...] | None = None
     after = [at_gate.start_gate(world, pod, now), at_gate.running_gate(world, pod, now)]
@@ -270,33 +255,28 @@ def explain_pod(
         gates = [Gate(at_gate.ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
         if has_node:
             said = f"it is on {cap(pod['spec']['nodeName'], 128)}"
-            gates.append(Gate(PLACEMENT, GateVerdict.PASSED, said))
+            gates.append(Gate(at_node.PLACEMENT, GateVerdict.PASSED, said))
         elif deleting := at_gate.deletion(pod, now):
             gates = [Gate(at_gate.ADMISSION, GateVerdict.BLOCKED, *deleting)]
         else:
-            gates.append(foreign_gate(world, attempt, now))
+            gates.append(at_node.foreign_gate(world, attempt, now))
         return _story(world, [*gates, *after], None, None, now)
     admission, is_foreign = at_gate.admission_gate(world, pod, now), _is_foreign(world, pod)
     is_over = admission.verdict is GateVerdict.BLOCKED and admission.reason != "E-DELETED"
     if is_over and (is_foreign or has_node):  # what was wrong at first blocks it no more
         admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
     quota = at_gate.quota_gate(world, is_refused=False)
-    searched = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
+    searched = Gate(at_node.PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
     if has_node:
-        searched = chosen_gate(pod)
+        searched = at_node.chosen_gate(pod)
     elif admission.verdict is GateVerdict.BLOCKED:
         if admission.reason in {"E-WEBHOOK", "E-SCHEDULER"} and world.is_complete:
             changes = _created_again(world, pod)
     elif is_foreign:
-        searched = foreign_gate(world, attempt, now)
+        searched = at_node.foreign_gate(world, attempt, now)
     else:
-        try:
-            placement = place(world, pod, now) if world.is_complete else None
-            searched = placement_gate(world, placement, attempt, now)
-        except BadWeightsError as error:
-            said = f"HAMi's scheduler refuses the pod: {cap(str(error))}"
-            advice = f"write `{WEIGHTS}: slot=1,core=1,memory=1`, or drop the annotation"
-            searched = Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
+        placement = at_node.place(world, pod, now) if world.is_complete else None
+        searched = at_node.placement_gate(world, placement, attempt, now)
         if placement is not None and not placement.fitting:
             is_refused = placement.reason == "ResourceQuotaNotFit"
             quota = at_gate.quota_gate(world, is_refused=is_refused)
@@ -327,12 +307,10 @@ def _chosen_node(pod: JsonObject, placement: PodPlacement | None, attempt: Attem
 
 def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
     """The pod as HAMi's webhook would have changed it, if it fits on a Node then."""
-    review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
-    if not review.is_allowed:
-        return ()
     try:
-        fit = world.trial(review.pod)
-    except BadWeightsError:  # HAMi's scheduler would refuse it
+        spec = {**pod["spec"], "schedulerName": ""}
+        fit = world.trial(review_pod({**pod, "spec": spec}, world.settings))
+    except DeniedError:  # HAMi would refuse it
         return ()
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
@@ -358,7 +336,7 @@ def _story(
     deleted = " and being deleted" if metadata.get("deletionTimestamp") else ""
     headline = f"Pod {cap(namespace, 64)}/{cap(name, 256)} is {cap(phase, 32)}{deleted}{age}."
     asked = [
-        f"{cap(str(container.get('name', '')), 64)}: {request_words(request)}"
+        f"{cap(str(container.get('name', '')), 64)}: {story.request_words(request)}"
         for container in model.all_containers(dict(pod))
         if (request := model.container_request(container, world.settings))
     ]

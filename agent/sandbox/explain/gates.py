@@ -16,29 +16,14 @@ from agent.hami.annotations import decode_node_lock
 from agent.kit.units import span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, JsonObject, PodEventView
+from agent.sandbox.explain import story
 from agent.sandbox.explain.placement import World, held_by
-from agent.sandbox.explain.story import (
-    TEXT,
-    Attempt,
-    AttemptStage,
-    Gate,
-    GateVerdict,
-    agent_events,
-    agent_refusal,
-    agent_words,
-    core_words,
-    last_event,
-    meaning,
-    mib,
-    recreated,
-    status_text,
-    when,
-)
+from agent.sandbox.explain.story import TEXT, Gate, GateVerdict, agent_words, mib, when
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, all_containers, lookup
-from agent.sandbox.scheduler.usage import TERMINAL
+from agent.sandbox.scheduler.registry import TERMINAL
 from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
-from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
+from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, DeniedError, review_pod
 
 _NAMED: Final = re.compile(r"\bGPU-|\bGPUs? [0-9]")
 """Where an Event names GPUs, by UUID or index."""
@@ -95,7 +80,7 @@ def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-GATED", advice)
     if left := tuple(_missing_defaults(world, pod)):
         said = f"scheduler is {shown}; the webhook did not see the pod, so defaults are missing"
-        advice = f"{recreated(pod)} where HAMi's webhook sees it"
+        advice = f"{story.recreated(pod)} where HAMi's webhook sees it"
         return Gate(ADMISSION, GateVerdict.NOTED, said, "E-WEBHOOK", advice, left)
     said = f"scheduler is {shown}, with the webhook's defaults"
     facts = () if pod["spec"].get("nodeName") else tuple(_whole_gpus(world, pod))
@@ -123,15 +108,18 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-SCHEDULER", advice)
     # As it was created: the webhook sees a pod before it has a Node.
     spec = {**pod["spec"], "schedulerName": "", "nodeName": ""}
-    review = review_pod({**pod, "spec": spec}, world.settings)
-    denied = () if review.is_allowed else (f"it would refuse the pod: {cap(review.message)}",)
+    denied: tuple[str, ...] = ()
+    try:
+        review_pod({**pod, "spec": spec}, world.settings)
+    except DeniedError as refusal:
+        denied = (f"it would refuse the pod: {cap(str(refusal))}",)
     label = f"label {REVIEWED.key}=ignore"
     why = f"its namespace may be excluded ({label}), or the webhook did not answer when the pod "
     why += "was created"
     if not REVIEWED.holds(pod["metadata"].get("labels") or {}):
         why = f"its {label} excludes it"
     said = f"HAMi's webhook did not see the pod: scheduler is {shown}, not {wanted}"
-    advice = f"{recreated(pod)} where HAMi's webhook sees it"
+    advice = f"{story.recreated(pod)} where HAMi's webhook sees it"
     return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-WEBHOOK", advice, (why, *denied))
 
 
@@ -158,8 +146,11 @@ def _whole_gpus(world: World, pod: JsonObject) -> Iterator[str]:
 
 def _missing_defaults(world: World, pod: JsonObject) -> Iterator[str]:
     """The limits that the webhook would have added."""
-    review = review_pod({**pod, "spec": {**pod["spec"], "nodeName": ""}}, world.settings)
-    pairs = zip(all_containers(dict(pod)), all_containers(review.pod), strict=True)
+    try:
+        admitted = review_pod({**pod, "spec": {**pod["spec"], "nodeName": ""}}, world.settings)
+    except DeniedError:
+        return
+    pairs = zip(all_containers(dict(pod)), all_containers(admitted), strict=True)
     for before, after in pairs:
         has = (before.get("resources") or {}).get("limits") or {}
         gets = (after.get("resources") or {}).get("limits") or {}
@@ -206,7 +197,7 @@ def quota_gate(world: World, *, is_refused: bool) -> Gate:
 
 
 def binding_gate(
-    world: World, pod: JsonObject, chosen: str, attempt: Attempt | None, now: dt.datetime
+    world: World, pod: JsonObject, chosen: str, attempt: story.Attempt | None, now: dt.datetime
 ) -> Gate:
     """Whether the Node `chosen` can be bound. `chosen` is empty if there is none yet."""
     if bound := pod["spec"].get("nodeName"):
@@ -216,9 +207,9 @@ def binding_gate(
             since = f", {when(dt.datetime.fromtimestamp(int(text), dt.UTC), now)}"
         return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(bound, 128)}{since}")
     node = world.nodes.get(chosen)
-    failure = last_event(world.snapshot.events, "BindingFailed")
+    failure = story.last_event(world.snapshot.events, "BindingFailed")
     said, at = (failure.message, failure.last) if failure else ("", None)
-    if not said and attempt is not None and attempt.stage is AttemptStage.CHOSEN:
+    if not said and attempt is not None and attempt.stage is story.AttemptStage.CHOSEN:
         said, at = attempt.text, attempt.at
     facts = (f"last attempt {when(at, now)}: {cap(said, TEXT)}",) if said else ()
     if node is not None and annotations.MUTEX_LOCK in node.annotations:
@@ -279,18 +270,18 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     # A refusal stands in the status, at a waiting container, or in an Event if the status is late.
     texts = [str(status.get("message") or ""), *(message for *_, message in _waits(pod))]
     if status.get("phase") in (None, "Pending", "Failed"):
-        event = last_event(world.snapshot.events, REFUSED, "AllocationRefused")
+        event = story.last_event(world.snapshot.events, REFUSED, "AllocationRefused")
         texts += [event.message] if event else []
     facts = agent_words(_of_node(world, pod, node), now, node) if node else ()
     stays = " The pod stays Failed." if status.get("phase") == "Failed" else ""
-    refused = ((sentence, ha) for sentence, ha in map(agent_refusal, texts) if ha)
+    refused = ((sentence, ha) for sentence, ha in map(story.agent_refusal, texts) if ha)
     sentence, reason = next(refused, ("", ""))
     if reason:
         said = f"the agent refused the GPUs: {cap(sentence, TEXT)}"
-        advice = f"do what it says; then {recreated(pod)}" if stays else ""
+        advice = f"do what it says; then {story.recreated(pod)}" if stays else ""
         return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, advice, facts)
     if status.get("reason") == REFUSED:
-        cause, remedy = meaning(texts[0], node)
+        cause, remedy = story.meaning(texts[0], node)
         said = f"the kubelet refused the pod: {cap(texts[0], TEXT)}"
         facts = (*((cause,) if cause else ()), *facts)
         advice = f"{remedy or 'look at what the message names'}.{stays}"
@@ -341,14 +332,16 @@ def start_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
         name, reason, message = waits[0]
         text = f": {cap(message, TEXT)}" if message else ""
         said = f"container {cap(name, 64)} waits: {cap(reason, 64)}{text}"
-        cause, remedy = meaning(" ".join((message, *ended)), node)
+        cause, remedy = story.meaning(" ".join((message, *ended)), node)
         facts = (cause, *facts) if cause else facts
         advice = remedy or "kubectl describe pod and kubectl logs --previous say more"
         return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, facts)
     if phase == "Failed" and not any(map(_is_started, _statuses(pod))):
-        text = f"{pod['status'].get('reason') or ''} {status_text(pod)}"
-        cause, remedy = meaning(text, node)
-        said = f"no container has started: {cap(status_text(pod), TEXT) or 'no reason is told'}"
+        text = f"{pod['status'].get('reason') or ''} {story.status_text(pod)}"
+        cause, remedy = story.meaning(text, node)
+        said = (
+            f"no container has started: {cap(story.status_text(pod), TEXT) or 'no reason is told'}"
+        )
         advice = f"{remedy or 'remove what the message names'}. The pod stays Failed."
         return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, (cause,) if cause else ())
     if not node:
@@ -363,7 +356,7 @@ def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     """What the pod holds and uses, and whether its GPUs are still well."""
     phase = pod["status"].get("phase") or "Pending"
     held, words = tuple(_held(world)), agent_words(world.snapshot.events, now)
-    fallen = [one.reason == DEGRADED for one in agent_events(world.snapshot.events)]
+    fallen = [one.reason == DEGRADED for one in story.agent_events(world.snapshot.events)]
     node = cap(str(pod["spec"].get("nodeName", "")), 128)
     if phase == "Running":
         if sick := tuple(_sick(world)):
@@ -383,12 +376,16 @@ def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
         return Gate(RUNNING, verdict, said, "" if is_over else "E-START", facts=facts)
     if phase in TERMINAL:
         said = f"it has ended ({phase}) and holds nothing"
-        facts = (*((cap(status_text(pod), TEXT),) if status_text(pod) else ()), *_ends(pod), *words)
+        facts = (
+            *((cap(story.status_text(pod), TEXT),) if story.status_text(pod) else ()),
+            *_ends(pod),
+            *words,
+        )
         if deleting := deletion(pod, now):
             return Gate(RUNNING, GateVerdict.NOTED, *deleting, facts)
         if phase == "Succeeded":
             return Gate(RUNNING, GateVerdict.PASSED, said, facts=facts)
-        _, remedy = meaning(" ".join(facts), node)
+        _, remedy = story.meaning(" ".join(facts), node)
         return Gate(RUNNING, GateVerdict.BLOCKED, said, "E-START", remedy, facts)
     return Gate(RUNNING, GateVerdict.NOT_REACHED, "not reached", facts=held)
 
@@ -445,7 +442,7 @@ def _held(world: World) -> Iterator[str]:
         for share in group:
             said = (
                 f"{cap(name, 64)}: {indexes.get(share.uuid, 'GPU')} ({cap(share.uuid, 64)}), "
-                f"{mib(share.memory_mib)}, {core_words(share.core_percent)}"
+                f"{mib(share.memory_mib)}, {story.core_words(share.core_percent)}"
             )
             if unkept := view.unkept(name):
                 said += f", not kept: {unkept}"

@@ -18,32 +18,12 @@ from agent.hami.annotations import decode_pod_devices
 from agent.kit.units import by_number, counted, gib, percent, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint
-from agent.sandbox.explain.story import (
-    NODE_UNREGISTERED,
-    TEXT,
-    Attempt,
-    AttemptStage,
-    Gate,
-    GateVerdict,
-    GpuVerdict,
-    NodeVerdict,
-    agent_words,
-    when,
-)
+from agent.sandbox.explain import story
+from agent.sandbox.explain.story import NODE_UNREGISTERED, TEXT, Gate, GateVerdict, GpuVerdict, when
+from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
-from agent.sandbox.scheduler.model import (
-    COUNT,
-    GpuView,
-    Load,
-    RegisteredNode,
-    SchedulerSettings,
-    Steering,
-    init_count,
-    pod_requests,
-    read_steering,
-)
-from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
+from agent.sandbox.scheduler.model import GpuView, RegisteredNode, SchedulerSettings, Steering
+from agent.sandbox.scheduler.registry import TERMINAL, Quotas, Reservation, Usage, read_offer
 
 # The cluster of a snapshot, as HAMi's scheduler would see it now.
 #
@@ -77,6 +57,12 @@ def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
     if required is not None and not any(_matches(term, node) for term in terms):
         return "the pod's required nodeAffinity does not match its labels"
     return ""
+
+
+def opened(node: ClusterNode) -> ClusterNode:
+    """The Node as after `kubectl uncordon`."""
+    taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE)
+    return msgspec.structs.replace(node, is_closed=False, taints=taints)
 
 
 def _is_tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
@@ -113,20 +99,8 @@ def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return is_known and Requirement(rule.get("key") or "", tuple(wanted), is_wanted).holds(labels)
 
 
-class Edit(msgspec.Struct, frozen=True):
-    """A change of the cluster that is tried: what it opens, and whose shares it ignores.
-
-    `uncordoned`, `repaired`: GPUs. `quotas`: those of the namespace in place of the present ones.
-    """
-
-    opened: frozenset[str] = frozenset()
-    uncordoned: frozenset[str] = frozenset()
-    repaired: frozenset[str] = frozenset()
-    ended: frozenset[str] = frozenset()
-    quotas: tuple[JsonObject, ...] | None = None
-
-
-NO_EDIT: Final = Edit()
+Fits = Callable[..., NodeFit]
+"""Tries a pod on the Node of that name; `node` and `state` stand for it, changed."""
 
 
 class World:
@@ -138,7 +112,7 @@ class World:
         metadata = snapshot.pod["metadata"]
         self.view: PodView | None = None
         with contextlib.suppress(MalformedText):  # a pod without a name or UID holds nothing
-            self.view = decode_pod(snapshot.pod, COUNT)
+            self.view = decode_pod(snapshot.pod, model.COUNT)
         self.namespace = str(metadata.get("namespace", ""))
         self.nodes = {node.name: node for node in snapshot.nodes}
         self.holders: defaultdict[str, list[ListedPod]] = defaultdict(list)
@@ -151,7 +125,7 @@ class World:
         self.held = usage_of(self.neighbours)
         """What the other pods of the namespace hold."""
         self.offers = {
-            name: read_offer(node.annotations, None) for name, node in self.nodes.items()
+            name: read_offer(node.annotations, is_json=False) for name, node in self.nodes.items()
         }
         sizes = [gpu.registered_mib for o in self.offers.values() if o for gpu in o.gpus]
         self.greatest_mib = max(sizes, default=0)
@@ -161,38 +135,33 @@ class World:
         """Whether the model can be run: Nodes and pods are known."""
         return self.snapshot.has("nodes") and self.snapshot.has("pods")
 
-    def registered(self, name: str, edit: Edit = NO_EDIT) -> RegisteredNode | None:
-        """The Node as the scheduler has it registered; None if it has not."""
+    def registered(self, name: str, without: str = "") -> RegisteredNode | None:
+        """The Node as the scheduler has it registered; None if it has not.
+
+        `without`: the UID of a pod whose shares do not count.
+        """
         offer = self.offers.get(name)
         if offer is None or not offer.gpus or self.nodes[name].slices <= 0:
             return None  # HAMi drops a node whose kubelet offers nothing
-        gpus = tuple(
-            msgspec.structs.replace(gpu, healthy=True) if gpu.uuid in edit.repaired else gpu
-            for gpu in offer.gpus
-        )
-        cordoned = offer.cordoned - edit.uncordoned
-        offer = dataclasses.replace(offer, gpus=gpus, cordoned=cordoned)
-        usage = usage_of(one for one in self.holders.get(name, ()) if one.uid not in edit.ended)
+        usage = usage_of(one for one in self.holders.get(name, ()) if one.uid != without)
         return offer.state(name, usage.loads(name))
 
-    def trial(self, pod: JsonObject, edit: Edit = NO_EDIT) -> Callable[[str], NodeFit]:
-        """What tries the pod on a Node, by the model. Raises BadWeightsError."""
-        plain, quotas = dict(pod), self.snapshot.quotas if edit.quotas is None else edit.quotas
+    def trial(self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None) -> Fits:
+        """What tries the pod on a Node, by the model."""
+        plain, quotas = dict(pod), self.snapshot.quotas if quotas is None else quotas
         limits = Quotas(self.held, self.settings.memory_factor)
         for quota in quotas:
             limits.see("ADDED", dict(quota))
         fits_quota = functools.partial(limits.fits, self.namespace) if quotas else None
-        requests, inits = pod_requests(plain, self.settings), init_count(plain)
+        requests, inits = model.pod_requests(plain, self.settings), model.init_count(plain)
         wishes = Wishes(requests, inits, self.steering(pod), fits_quota)
 
-        def fit(name: str) -> NodeFit:
-            node = self.nodes[name]
-            if name in edit.opened:
-                taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE)
-                node = msgspec.structs.replace(node, is_closed=False, taints=taints)
-            if refusal := refuse_node(pod, node):
+        def fit(
+            name: str, node: ClusterNode | None = None, state: RegisteredNode | None = None
+        ) -> NodeFit:
+            if refusal := refuse_node(pod, node or self.nodes[name]):
                 return NodeFit(None, refusal)
-            if (state := self.registered(name, edit)) is None:
+            if (state := state or self.registered(name)) is None:
                 return NodeFit(None, UNREGISTERED)
             modelled = tuple(gpu for gpu in state.gpus if gpu.capacity.mode in MODELLED)
             found = fit_pod(dataclasses.replace(state, gpus=modelled), wishes)
@@ -203,8 +172,8 @@ class World:
         return fit
 
     def steering(self, pod: JsonObject) -> Steering:
-        """The pod's constraints. Raises BadWeightsError."""
-        return read_steering(pod["metadata"].get("annotations") or {}, self.settings)
+        """The pod's constraints."""
+        return model.read_steering(pod["metadata"].get("annotations") or {}, self.settings)
 
 
 def has_gpus(node: ClusterNode) -> bool:
@@ -224,7 +193,7 @@ def usage_of(holders: Iterable[ListedPod]) -> Usage:
     return usage
 
 
-def held_by(holder: ListedPod) -> Load:
+def held_by(holder: ListedPod) -> model.Load:
     """What one pod holds on all GPUs."""
     return usage_of([holder]).held(holder.namespace)
 
@@ -237,13 +206,13 @@ HOLDERS_TOLD: Final = 3
 FITTING_TOLD: Final = 3
 KUBE_SCHEDULER: Final = "E-NODE"
 NOT_JUDGED: Final = "E-UNJUDGED"
-INGESTED: Final = dt.timedelta(seconds=30)
-"""Two rounds of 15 s in which the scheduler reads the Nodes: then it knows a change."""
 UNTRIED: Final = dt.timedelta(seconds=60)
 """A scheduler tries a new pod within seconds."""
 RETRY_HOW: Final = (
-    "kube-scheduler tries such a pod again after at most 5 min; a change of a Node or of the pod, "
-    "such as kubectl label pod, makes it try now"
+    "HAMi's scheduler reads the Nodes every 15 s, and kube-scheduler tries such a pod again after "
+    "at most 5 min; a change of the pod, such as kubectl label pod, makes it try now. If that "
+    "refuses it again, restart HAMi's scheduler: 2.8 and 2.9 read a report again only when the "
+    "number of slices changes"
 )
 ADVICE: Final = {
     "CardNotHealth": "`hami-agent status --node {node}` says what the GPU has and what to do",
@@ -262,17 +231,11 @@ _OF_CORES: Final = frozenset(
 )
 _DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
 """That too few GPUs fit follows from the reasons of the others, if there are others."""
-_REPORTED: Final = frozenset(
-    {
-        *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
-        *("CardCordoned", "NodeInsufficientDevice"),
-    }
-)
-"""Reasons that no other pod causes: only what the Node reports."""
 REASONS: Final = frozenset(
     {
-        *(*_OF_CORES, *_DERIVED, *_REPORTED, "CardTimeSlicingExhausted", "CardInsufficientMemory"),
-        *("ResourceQuotaNotFit", KUBE_SCHEDULER),
+        *(*_OF_CORES, *_DERIVED, "CardTimeSlicingExhausted", "CardInsufficientMemory"),
+        *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
+        *("CardCordoned", "NodeInsufficientDevice", "ResourceQuotaNotFit", KUBE_SCHEDULER),
     }
 )
 """The reasons of schedulers that the runbook explains."""
@@ -288,7 +251,7 @@ class PodPlacement(msgspec.Struct, frozen=True):
     fits: Mapping[str, NodeFit]
     reason: str
     reasons: Mapping[str, int]
-    nodes: tuple[NodeVerdict, ...]
+    nodes: tuple[story.NodeVerdict, ...]
 
     @property
     def fitting(self) -> list[str]:
@@ -302,7 +265,7 @@ class PodPlacement(msgspec.Struct, frozen=True):
 
 
 def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
-    """Try the pod on every Node with GPUs. Raises BadWeightsError."""
+    """Try the pod on every Node with GPUs."""
     fit, steering = world.trial(pod), world.steering(pod)
     names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
     fits = {name: fit(name) for name in names}
@@ -347,7 +310,7 @@ def codes_of(reason: str) -> tuple[str, ...]:
 
 
 def placement_gate(
-    world: World, placement: PodPlacement | None, attempt: Attempt | None, now: dt.datetime
+    world: World, placement: PodPlacement | None, attempt: story.Attempt | None, now: dt.datetime
 ) -> Gate:
     """The gate of a pod without a Node. `placement`: None if the model could not be run."""
     told = (attempt.said(now),) if attempt else ()
@@ -356,16 +319,16 @@ def placement_gate(
     if fitting:
         also = "" if len(fitting) == 1 else " and others"
         fits += f" ({cap(fitting[0], 128)}{also})"
-    if attempt is not None and attempt.stage is AttemptStage.ERROR:
+    if attempt is not None and attempt.stage is story.AttemptStage.ERROR:
         said = f"the scheduler failed, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
-        advice = "look at HAMi's scheduler: its pod, its Service and its log"
+        advice = "do what it says of the pod, or look at HAMi's scheduler: pod, Service and log"
         facts = (f"by what the Nodes report, {fits}",) if fitting else ()
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-ERROR", advice, facts)
     if placement is not None and not fitting and placement.is_judged:
         return _nowhere(world, placement, told)
     if attempt is None:
         return _untried(world, fits if fitting else "", now)
-    if attempt.stage is AttemptStage.CHOSEN:
+    if attempt.stage is story.AttemptStage.CHOSEN:
         said = fits if fitting else "the scheduler chose a Node, by its Event"
         return Gate(PLACEMENT, GateVerdict.PASSED, said)
     if not fitting:
@@ -374,12 +337,10 @@ def placement_gate(
         told = (*told, cap(attempt.named, TEXT)) if attempt.named != attempt.text else told
         reason = _main_reason(attempt.reasons, {})
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), told)
-    return _refused(world, fitting, fits, attempt, now)
+    return _refused(fitting, fits, attempt, now)
 
 
-def _refused(
-    world: World, fitting: Sequence[str], fits: str, attempt: Attempt, now: dt.datetime
-) -> Gate:
+def _refused(fitting: Sequence[str], fits: str, attempt: story.Attempt, now: dt.datetime) -> Gate:
     """The gate of a pod that fits by what the Nodes report, and that was refused last."""
     told = (attempt.said(now),)
     # The reasons of kube-scheduler's message that are its own rules, not HAMi's answer.
@@ -397,18 +358,8 @@ def _refused(
         said = f"HAMi's rules allow {nodes}, but kube-scheduler's own rules allow none"
         advice = "its message names what is missing besides GPUs"
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, told)
-    if _is_stale(world, fitting, attempt, now):
-        said = f"{fits}, but the scheduler refused it after the Node's report had changed"
-        advice = (
-            "the scheduler uses an older report: restart HAMi's scheduler once; 2.8 and 2.9 read a "
-            "report again only when the number of slices changes"
-        )
-        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-STALE", advice, told)
-    said, advice = f"{fits}; the scheduler has not tried since", RETRY_HOW
-    if _is_unread(world, fitting):
-        said = f"{fits}; the scheduler has not read it since"
-        advice = f"wait until HAMi's scheduler has read it, which takes 15 s; {RETRY_HOW}"
-    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", advice, told)
+    said = f"{fits}; the scheduler has not tried since, or uses an older report"
+    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", RETRY_HOW, told)
 
 
 def _untried(world: World, fits: str, now: dt.datetime) -> Gate:
@@ -437,7 +388,7 @@ def chosen_gate(pod: JsonObject) -> Gate:
     return Gate(PLACEMENT, GateVerdict.NOTED, said, "E-SCHEDULER")
 
 
-def foreign_gate(world: World, attempt: Attempt | None, now: dt.datetime) -> Gate:
+def foreign_gate(world: World, attempt: story.Attempt | None, now: dt.datetime) -> Gate:
     """The gate of a pod that kube-scheduler places alone."""
     if attempt is None:
         return _untried(world, "", now)
@@ -452,8 +403,11 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
     if len(placement.fits) == 1:
         said = "the only Node with GPUs does not fit"
     if not placement.fits:
-        reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
-    requests = pod_requests(dict(world.snapshot.pod), world.settings)
+        reason, said = (
+            NODE_UNREGISTERED,
+            "no Node of the cluster reports GPUs to HAMi's scheduler",
+        )
+    requests = model.pod_requests(dict(world.snapshot.pod), world.settings)
     if max((one.memory_mib for one in requests if one), default=0) > world.greatest_mib > 0:
         facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
@@ -464,29 +418,6 @@ def _advice(reason: str, placement: PodPlacement | None) -> str:
     nodes = placement.nodes if placement else ()
     name = next((cap(node.name, 128) for node in nodes if reason in node.codes), "NODE")
     return ADVICE.get(reason, "").format(node=name)
-
-
-def _is_stale(world: World, fitting: Sequence[str], attempt: Attempt, now: dt.datetime) -> bool:
-    """Whether the scheduler refused a Node whose report it had to know by then.
-
-    If another pod had ended since, kube-scheduler would have tried again within seconds. A reason
-    that no pod causes needs no such wait.
-    """
-    if attempt.at is None or _is_unread(world, fitting):
-        return False
-    reports = (world.nodes[name].reported for name in fitting)
-    is_known = any(stamp is not None and stamp + INGESTED <= attempt.at for stamp in reports)
-    return is_known and (now - attempt.at >= INGESTED or not _REPORTED.isdisjoint(attempt.reasons))
-
-
-def _is_unread(world: World, fitting: Sequence[str]) -> bool:
-    """Whether the scheduler has yet to read a Node of which a GPU was uncordoned.
-
-    Schedulers that know cordons, 2.10 and later, write the handshake when they read the Node.
-    """
-    knows_cordons = any("CardCordoned" in event.message for event in world.snapshot.events)
-    nodes = (world.nodes[name] for name in fitting)
-    return knows_cordons and any(annotations.HANDSHAKE not in node.annotations for node in nodes)
 
 
 # Nodes and GPUs with the figures.
@@ -500,10 +431,10 @@ def _distance(fit: NodeFit) -> tuple[int, int]:
 
 def _verdict(
     world: World, pod: JsonObject, name: str, fit: NodeFit, now: dt.datetime
-) -> NodeVerdict:
+) -> story.NodeVerdict:
     if fit.groups is not None:
-        return NodeVerdict(name, is_fit=True, said="the pod fits")
-    request = pod_requests(dict(pod), world.settings)[fit.position] if fit.gpus else None
+        return story.NodeVerdict(name, is_fit=True, said="the pod fits")
+    request = model.pod_requests(dict(pod), world.settings)[fit.position] if fit.gpus else None
     codes, steering, gpus = codes_of(fit.reason), world.steering(pod), []
     if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
         for gpu in sorted(fit.gpus, key=lambda gpu: gpu.capacity.index):
@@ -525,7 +456,7 @@ def _verdict(
             said = "unregistered: its register annotation is missing or cannot be read"
     elif fit.reason == "NodeInsufficientDevice" and request is not None:
         said = f"it has {counted(len(fit.gpus), 'GPU')}, and one container asks for {request.count}"
-    return NodeVerdict(
+    return story.NodeVerdict(
         name=name,
         is_fit=False,
         reason=fit.reason,
@@ -534,7 +465,7 @@ def _verdict(
         gpus=tuple(gpus),
         has_gpus=has_gpus(node),
         biggest=tuple(text for amount, text in sorted(holders)[:HOLDERS_TOLD] if amount),
-        events=agent_words(world.snapshot.node_events, now, name),
+        events=story.agent_words(world.snapshot.node_events, now, name),
     )
 
 

@@ -6,7 +6,7 @@ overlapping callers see each other's marks exactly as in the real kubelet.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from agent.sandbox.kubelet.endpoint import (
     Demand,
     DeviceError,
     DeviceTable,
-    ListedDevice,
     PluginEndpoint,
     draw,
     fill,
@@ -30,7 +29,7 @@ from agent.sandbox.kubelet.pods import (
     PodSpec,
     SeenKind,
 )
-from agent.wire.v1beta1 import ContainerAllocateResponse
+from agent.wire.v1beta1 import ContainerAllocateResponse, Device
 
 # The state of the device manager: tables, endpoints, records and their checkpoint.
 #
@@ -136,11 +135,7 @@ class KubeletBooks:
 
     def load(self) -> None:
         """Read the checkpoint: records as before, every known resource empty and stopped."""
-        try:
-            content = checkpoint.load(self._directory)
-        except checkpoint.CheckpointError as error:
-            self._seen.note("checkpoint_lost", text=str(error))
-            return
+        content = self._read()
         for entry in content.entries:
             response = ContainerAllocateResponse.parse(entry.response)
             record = DeviceRecord({node: tuple(ids) for node, ids in entry.numa.items()}, response)
@@ -163,14 +158,7 @@ class KubeletBooks:
             resource: shuffled(self._chance, table.healthy)
             for resource, table in self.tables.items()
         }
-        content = checkpoint.Checkpoint(tuple(entries), registered)
-        try:
-            checkpoint.replace(self._directory, content, self._chance)
-        except OSError as error:
-            name = checkpoint.FILE_NAME
-            self._seen.note("checkpoint_unwritten", text=str(error))
-            text = f'failed to write checkpoint file "{name}": {error.strerror}'
-            raise DeviceError(text) from error
+        self._write(checkpoint.Checkpoint(tuple(entries), registered))
 
     def is_plugin_resource(self, resource: str) -> bool:
         """Whether the device manager is responsible for the resource."""
@@ -181,7 +169,7 @@ class KubeletBooks:
         self.endpoints[resource] = endpoint
         self._seen.note("registered", resource=resource)
 
-    def listed(self, resource: str, devices: Iterable[ListedDevice]) -> None:
+    def listed(self, resource: str, devices: Sequence[Device]) -> None:
         """Replace the table by a new list, and write the checkpoint."""
         table = DeviceTable.of(devices)
         self.tables[resource] = table
@@ -229,6 +217,22 @@ class KubeletBooks:
     def recount(self) -> None:
         """Compute the marks again from the records."""
         self.in_use = self.records.in_use()
+
+    def _read(self) -> checkpoint.Checkpoint:
+        try:
+            return checkpoint.load(self._directory)
+        except checkpoint.CheckpointError as error:
+            self._seen.note("checkpoint_lost", text=str(error))
+            return checkpoint.Checkpoint()
+
+    def _write(self, content: checkpoint.Checkpoint) -> None:
+        try:
+            checkpoint.replace(self._directory, content, self._chance)
+        except OSError as error:
+            name = checkpoint.FILE_NAME
+            self._seen.note("checkpoint_unwritten", text=str(error))
+            text = f'failed to write checkpoint file "{name}": {error.strerror}'
+            raise DeviceError(text) from error
 
     def _save_or_go_on(self) -> None:
         try:

@@ -4,17 +4,13 @@ The checksum is FNV-1a (32 bit) over the text that Go's spew library prints for 
 `Data` (kubelet 1.20 and later, checkpoint version 2).
 """
 
-import base64
-import binascii
-import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.sandbox.store import Json
+import msgspec
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 _FNV_OFFSET: Final = 0x811C9DC5
@@ -26,23 +22,31 @@ class CheckpointError(Exception):
     """The file is corrupt. The kubelet continues without records."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointEntry:
+class CheckpointEntry(msgspec.Struct, frozen=True):
     """The ids of one container and resource. `response` is the serialized answer."""
 
-    pod_uid: str
-    container: str
-    resource: str
-    numa: Mapping[int, Sequence[str]]
-    response: bytes
+    pod_uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    numa: Mapping[int, Sequence[str]] = msgspec.field(name="DeviceIDs")
+    response: bytes = msgspec.field(name="AllocResp")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """The content: entries, and the healthy ids of each registered resource."""
 
-    entries: tuple[CheckpointEntry, ...] = ()
+    entries: Sequence[CheckpointEntry] = ()
     registered: Mapping[str, Sequence[str]] | None = None
+
+
+class _CheckpointData(msgspec.Struct, rename="pascal"):
+    pod_device_entries: list[CheckpointEntry] | None
+    registered_devices: dict[str, list[str]] | None
+
+
+class _CheckpointFile(msgspec.Struct, rename="pascal"):
+    data: _CheckpointData
+    checksum: int
 
 
 def checksum(content: Checkpoint) -> int:
@@ -82,29 +86,15 @@ def _list(parts: Iterable[str]) -> str:
 
 
 def encode(content: Checkpoint) -> bytes:
-    """The content as one line of JSON, as Go's encoder writes it."""
-    entries: list[Json] | None = [
-        {
-            "PodUID": entry.pod_uid,
-            "ContainerName": entry.container,
-            "ResourceName": entry.resource,
-            "DeviceIDs": {
-                node: list(ids)
-                for node, ids in sorted((str(n), ids) for n, ids in entry.numa.items())
-            },
-            "AllocResp": base64.b64encode(entry.response).decode(),
-        }
+    """The content as one line of JSON, as Go's encoder writes it: maps sorted by their text."""
+    entries = [
+        msgspec.structs.replace(entry, numa={n: entry.numa[n] for n in sorted(entry.numa, key=str)})
         for entry in content.entries
-    ] or None
-    registered = content.registered
-    if registered is not None:
-        registered = {name: list(registered[name]) for name in sorted(registered, key=str.encode)}
-    document = {
-        "Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered},
-        "Checksum": checksum(content),
-    }
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    return text.translate(_HTML).encode()
+    ]
+    table = content.registered
+    registered = None if table is None else {n: [*table[n]] for n in sorted(table, key=str.encode)}
+    file = _CheckpointFile(_CheckpointData(entries or None, registered), checksum(content))
+    return msgspec.json.encode(file).decode().translate(_HTML).encode()
 
 
 def decode(raw: bytes) -> Checkpoint:
@@ -113,25 +103,11 @@ def decode(raw: bytes) -> Checkpoint:
     Raises CheckpointError: it is not JSON, has another shape, or its checksum is wrong.
     """
     try:
-        document = json.loads(raw)
-        data, stored = document["Data"], document["Checksum"]
-        entries = tuple(
-            CheckpointEntry(
-                pod_uid=entry["PodUID"],
-                container=entry["ContainerName"],
-                resource=entry["ResourceName"],
-                numa={int(node): tuple(ids) for node, ids in entry["DeviceIDs"].items()},
-                response=base64.b64decode(entry["AllocResp"], validate=True),
-            )
-            for entry in data["PodDeviceEntries"] or ()
-        )
-        registered = data["RegisteredDevices"]
-        if registered is not None:
-            registered = {str(name): tuple(ids) for name, ids in registered.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise CheckpointError(f"checkpoint is not readable: {error!r}") from error
-    content = Checkpoint(entries, registered)
-    if stored != checksum(content):
+        file = msgspec.json.decode(raw, type=_CheckpointFile)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"checkpoint is not readable: {error}") from error
+    content = Checkpoint(file.data.pod_device_entries or (), file.data.registered_devices)
+    if file.checksum != checksum(content):
         raise CheckpointError("checkpoint is corrupted")
     return content
 

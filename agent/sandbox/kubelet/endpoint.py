@@ -7,7 +7,7 @@ import asyncio
 import random
 import re
 import struct
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -25,9 +25,9 @@ from agent.wire.v1beta1 import (
     ContainerAllocateRequest,
     ContainerAllocateResponse,
     ContainerPreferredAllocationRequest,
+    Device,
     DevicePluginOptions,
     DevicePluginStub,
-    ListAndWatchResponse,
     PreferredAllocationRequest,
     PreStartContainerRequest,
 )
@@ -60,28 +60,26 @@ class DeviceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ListedDevice:
-    """One entry of a list. `nodes` is None if the entry had no topology."""
-
-    id: str
-    health: str
-    nodes: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceTable:
-    """All ids of one resource. An id that was listed twice can be in both sets."""
+    """All ids of one resource. An id that was listed twice can be in both sets.
+
+    `nodes`: the NUMA nodes of each id, or None if its entry had no topology.
+    """
 
     nodes: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
     healthy: frozenset[str] = frozenset()
     unhealthy: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, listed: Iterable[ListedDevice]) -> "DeviceTable":
+    def of(cls, entries: Sequence[Device]) -> "DeviceTable":
         """The table after a list, which replaces everything before it."""
-        entries = tuple(listed)
         return cls(
-            nodes={entry.id: entry.nodes for entry in entries},
+            nodes={
+                entry.id: tuple(node.id for node in entry.topology.nodes)
+                if entry.topology is not None
+                else None
+                for entry in entries
+            },
             healthy=frozenset(entry.id for entry in entries if entry.health == HEALTHY),
             unhealthy=frozenset(entry.id for entry in entries if entry.health != HEALTHY),
         )
@@ -356,13 +354,13 @@ class PluginEndpoint:
         """Whether it has been stopped for longer than the grace period."""
         return self.stopped_at is not None and now - self.stopped_at > GRACE_PERIOD
 
-    async def follow(self, receive: Callable[[tuple[ListedDevice, ...]], None]) -> None:
+    async def follow(self, receive: Callable[[Sequence[Device]], None]) -> None:
         """Call ListAndWatch and pass every list to `receive` until the plugin ends the stream.
 
         Raises PLUGIN_FAULTS: the stream ended in another way than by the plugin's return.
         """
         async for response in self._stub().list_and_watch():
-            receive(_read_list(response))
+            receive(response.devices)
 
     async def allocate(self, ids: Iterable[str]) -> list[ContainerAllocateResponse]:
         """One Allocate with one container request, without a deadline.
@@ -400,11 +398,6 @@ class PluginEndpoint:
             text = f"device plugin PreStartContainer rpc failed with err: {error}"
             raise DeviceError(text) from error
 
-    def close(self) -> None:
-        """Close the connection; every call in progress on it fails."""
-        if self._channel is not None:
-            self._channel.close()
-
     def _stub(self) -> DevicePluginStub:
         if self._channel is None or self.stopped_at is not None:
             raise DeviceError(f"endpoint {self.resource} has been stopped")
@@ -419,14 +412,3 @@ async def _answered(call: Coroutine[object, object, _AnswerT]) -> _AnswerT:
         raise DeviceError(go_text(late), go_description(late)) from error
     except PLUGIN_FAULTS as error:
         raise DeviceError(go_text(error), go_description(error)) from error
-
-
-def _read_list(response: ListAndWatchResponse) -> tuple[ListedDevice, ...]:
-    return tuple(
-        ListedDevice(
-            entry.id,
-            entry.health,
-            None if entry.topology is None else tuple(node.id for node in entry.topology.nodes),
-        )
-        for entry in response.devices
-    )

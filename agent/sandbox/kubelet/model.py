@@ -153,14 +153,6 @@ class PodWorkers:
             await asyncio.sleep(self._chance.uniform(*span))
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """The kubelet's directories for device plugins and for PodResources."""
-
-    plugins: Path
-    pod_resources: Path
-
-
 class _ExitError(Exception):
     """Ends the process from inside its own TaskGroup."""
 
@@ -171,13 +163,14 @@ class Life:
     def __init__(
         self,
         node: KubeletNode,
-        paths: Paths,
+        plugins: Path,
+        pod_resources: Path,
         chance: random.Random,
         seen: KubeletLog,
         timings: Timings,
     ) -> None:
         self._node = node
-        self._paths = paths
+        self._plugins = plugins
         self._chance = chance
         self._seen = seen
         self._timings = timings
@@ -185,15 +178,15 @@ class Life:
         self._exit = asyncio.Event()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue(_JOB_LIMIT)
         self._group = asyncio.TaskGroup()
-        self.books = KubeletBooks(paths.plugins, chance, seen)
+        self.books = KubeletBooks(plugins, chance, seen)
         self.allocator = DeviceAllocator(self.books, chance, seen, node.running(), self._active)
         self._admitter = Admitter(node, self.books, self.allocator, seen)
         self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
-        self._registration = RegistrationServer(paths.plugins, self.books, seen, self._spawn)
+        self._registration = RegistrationServer(plugins, self.books, seen, self._spawn)
         lister = PodResourcesLister(self.books, self.allocator, self._admitter.active, chance)
         self._servers = {
-            paths.plugins: SocketServer([self._registration]),
-            paths.pod_resources: SocketServer([lister]),
+            plugins: SocketServer([self._registration]),
+            pod_resources: SocketServer([lister]),
         }
 
     async def run(self, up: Callable[[], None]) -> bool:
@@ -287,9 +280,9 @@ class Life:
     async def _start(self) -> None:
         await asyncio.sleep(self._timings.socket)
         self.books.load()
-        _sweep(self._paths.plugins)
-        self._paths.pod_resources.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _sweep(self._plugins)
         for directory, server in self._servers.items():
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             await server.serve(directory / SOCKET_NAME)
 
     async def _live(self, up: Callable[[], None]) -> None:
@@ -353,7 +346,7 @@ class KubeletModel:
     ) -> None:
         self.node: Final = KubeletNode()
         self.history: Final = KubeletLog(clock)
-        self._paths = Paths(directory, pod_resources_dir)
+        self._directories = directory, pod_resources_dir
         self.clock: Final = clock
         self.random: Final = random
         self.timings: Final = timings
@@ -384,14 +377,10 @@ class KubeletModel:
             self._owner = None
             owner.result()
 
-    async def stop(self) -> None:
-        """End the process without cleaning up: `kubelet.sock` stays as a dead file."""
-        await self.kill()
-
     async def kill(self) -> None:
         """SIGKILL: cut the calls in flight without recording their answers.
 
-        A second call does nothing.
+        `kubelet.sock` stays as a dead file. A second call does nothing.
 
         Raises ExceptionGroup: the model itself was broken.
         """
@@ -485,7 +474,10 @@ class KubeletModel:
         return self._life.books if self._life is not None and self._life.is_serving else None
 
     def _lose_checkpoint(self) -> None:
-        (self._paths.plugins / checkpoint.FILE_NAME).unlink(missing_ok=True)
+        (self._directories[0] / checkpoint.FILE_NAME).unlink(missing_ok=True)
+
+    def _new_life(self) -> Life:
+        return Life(self.node, *self._directories, self.random, self.history, self.timings)
 
     async def _supervise(self, stop: asyncio.Event, up: asyncio.Future[None]) -> None:
         """Keep one process running until `stop` is set, as an init system does."""
@@ -495,8 +487,7 @@ class KubeletModel:
                 up.set_result(None)
 
         while not stop.is_set():
-            life = Life(self.node, self._paths, self.random, self.history, self.timings)
-            self._life = life
+            self._life = life = self._new_life()
             try:
                 await life.run(serving)
             finally:

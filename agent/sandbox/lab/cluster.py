@@ -23,7 +23,7 @@ from agent.errors import host_port
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware, unwrapped
+from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
 from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
@@ -99,6 +99,20 @@ def stand_in() -> bytes:
     return Path("/proc/self/exe").read_bytes()[:64] + STAND_IN
 
 
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise the caller's exception itself in place of groups that have no other."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        single: BaseException = group
+        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
+            single = single.exceptions[0]
+        if single is group:
+            raise
+        raise single from single.__cause__
+
+
 # The node.
 
 NODE: Final = "sandbox"
@@ -107,7 +121,6 @@ NAMESPACE: Final = "demo"
 _HISTORY: Final = 20_000
 RESTART_DELAY: Final = 1.0
 """Seconds. More than in the systemd unit, so that people can follow."""
-Snapshot = Mapping[str, str]
 
 
 class Pulse:
@@ -121,10 +134,14 @@ class Pulse:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        await self._changed.wait()
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until `holds()`. The caller sets the deadline."""
         while not holds():
-            await self._changed.wait()
+            await self.wait()
 
 
 class CgroupTree:
@@ -302,16 +319,48 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
 
     Raises OSError, PermissionFault: a directory or socket cannot be created, or a port not bound.
     """
+    chance, clock, pulse = random.SystemRandom(), SystemClock(), Pulse()
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(open_places(keep=options.keep))
         stack.enter_context(unwrapped())
-        cluster = await stack.enter_async_context(_joined(options, places))
-        clock, chance = SystemClock(), cluster.kubelet.random
-        scheduler = SchedulerModel(
-            cluster.store, clock, chance, settings=options.scheduler, eager=True
+        store = ObjectStore(clock, chance, _HISTORY)
+        store.heard = pulse.beat
+        store.create("namespaces", {"metadata": {"name": NAMESPACE}})
+        hardware = SimulatedHardware(options.description)
+        await stack.enter_async_context(serve_hardware(hardware, places.hardware_socket))
+
+        tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}
+        agents, admin = tokens
+        api = ApiServerModel(store, tokens, lambda pod: _admitted(pod, store, options))
+        await api.start()
+        stack.push_async_callback(api.stop)
+        places.kubeconfig.write_text(kubeconfig(api.url, agents))
+        places.kubeconfig.chmod(0o600)
+
+        kubelet = KubeletModel(places.plugins, places.pod_resources, clock, chance)
+        cgroups = CgroupTree(places.cgroup, kubelet)
+        kubelet.history.listen(lambda _: cgroups.sync())
+        kubelet.history.listen(lambda _: pulse.beat())
+        await kubelet.start()
+        stack.push_async_callback(kubelet.kill)
+
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        scheduler = SchedulerModel(store, clock, chance, settings=options.scheduler, eager=True)
+        loop = KubeletPodLoop(kubelet, store, NODE, eager=True)
+        standing = [tasks.create_task(one.run()) for one in (loop, scheduler)]
+        cluster = SandboxCluster(
+            options=options,
+            places=places,
+            pulse=pulse,
+            tasks=tasks,
+            hardware=hardware,
+            store=store,
+            api=api,
+            kubelet=kubelet,
+            cgroups=cgroups,
+            log=AgentLog(pulse.beat),
+            admin_token=admin,
         )
-        loop = KubeletPodLoop(cluster.kubelet, cluster.store, NODE, eager=True)
-        standing = [cluster.tasks.create_task(one.run()) for one in (loop, scheduler)]
         try:
             if not await cluster.until(lambda: "uid" in cluster.node()["metadata"], 5.0):
                 raise TimeoutError("the kubelet model did not register its Node within 5 s")
@@ -328,45 +377,6 @@ def _admitted(pod: Json, store: ObjectStore, options: LabOptions) -> Json:
     named = {"metadata.name": pod["metadata"].get("namespace", NAMESPACE)}
     labels = [one["metadata"].get("labels") for one in store.select("namespaces", fields=named)]
     return admit_pod(pod, options.scheduler, *labels)
-
-
-@contextlib.asynccontextmanager
-async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxCluster]:
-    """Start the models around one store; stop them in reverse order."""
-    chance, clock, pulse = random.SystemRandom(), SystemClock(), Pulse()
-    store = ObjectStore(clock, chance, _HISTORY)
-    store.heard = pulse.beat
-    hardware = SimulatedHardware(options.description)
-    tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}
-    agents, admin = tokens
-    store.create("namespaces", {"metadata": {"name": NAMESPACE}})
-    api = ApiServerModel(store, tokens, lambda pod: _admitted(pod, store, options))
-    kubelet = KubeletModel(places.plugins, places.pod_resources, clock, chance)
-    cgroups = CgroupTree(places.cgroup, kubelet)
-    kubelet.history.listen(lambda _: cgroups.sync())
-    kubelet.history.listen(lambda _: pulse.beat())
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(serve_hardware(hardware, places.hardware_socket))
-        await api.start()
-        stack.push_async_callback(api.stop)
-        places.kubeconfig.write_text(kubeconfig(api.url, agents))
-        places.kubeconfig.chmod(0o600)
-        await kubelet.start()
-        stack.push_async_callback(kubelet.kill)
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        yield SandboxCluster(
-            options=options,
-            places=places,
-            pulse=pulse,
-            tasks=tasks,
-            hardware=hardware,
-            store=store,
-            api=api,
-            kubelet=kubelet,
-            cgroups=cgroups,
-            log=AgentLog(pulse.beat),
-            admin_token=admin,
-        )
 
 
 def kubeconfig(server: str, token: str) -> str:
@@ -404,33 +414,23 @@ async def keep_agent(cluster: SandboxCluster, tell: Callable[[str], None]) -> No
 
 async def tell_news(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
     """Print the changes of slices and pods, for ever."""
-    known = _snapshot(cluster)
+
+    def look() -> dict[str, str]:
+        found = {"slices": f"{cluster.allocatable()} allocatable"}
+        for pod in cluster.store.select("pods"):
+            metadata, status = pod["metadata"], pod["status"]
+            words = filter(None, (status.get("phase"), status.get("reason")))
+            found[f"pod {metadata['namespace']}/{metadata['name']}"] = " ".join(words)
+        return found
+
+    before = look()
     while True:
+        await cluster.pulse.wait()
+        known = look()
+        for name in sorted(known.keys() | before.keys()):
+            if known.get(name) != before.get(name):
+                tell(f"{name}: {known.get(name, 'gone')}")
         before = known
-        await cluster.pulse.until(lambda: _snapshot(cluster) != before)  # noqa: B023 -- awaited here
-        known = _snapshot(cluster)
-        for text in _changes(before, known):
-            tell(text)
-
-
-def _snapshot(cluster: SandboxCluster) -> Snapshot:
-    pods = {
-        f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}": _state(pod["status"])
-        for pod in cluster.store.select("pods")
-    }
-    return {"slices": f"{cluster.allocatable()} allocatable", **pods}
-
-
-def _state(status: Mapping[str, object]) -> str:
-    return " ".join(str(status[key]) for key in ("phase", "reason") if status.get(key))
-
-
-def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
-    for name in after:
-        if before.get(name) != after[name]:
-            yield f"{name}: {after[name]}"
-    for name in before.keys() - after.keys():
-        yield f"{name}: gone"
 
 
 # A client of the agent's web server.

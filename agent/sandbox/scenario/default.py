@@ -15,8 +15,8 @@ from agent.errors import AgentError, MalformedText, StateCorrupt
 from agent.kit.timing import SystemClock
 from agent.model import MIB, Share
 from agent.sandbox.apiserver import ApiCall
-from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
-from agent.sandbox.hardware_talk import XidRequest, ask
+from agent.sandbox.hami_core import HamiCoreRegion
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, scrape
 from agent.sandbox.scenario.facts import (
     answers,
@@ -113,7 +113,10 @@ async def place(stage: Stage) -> None:
     calls = [call for call in islice(journal.calls, begun, None) if call.user == user]
     pauses = [gap for workload in placed for gap in _pauses(stage, workload.name)]
     stage.settle("requests", *pod_requests(placed, calls, pauses))
-    await _refuse(stage)
+    workload = too_big(max(gpu.memory_mib or 0 for gpu in stage.gpus.values()))
+    stage.record.note(f"pod {workload.name}: {workload.text}")
+    refused = await _stays_pending(stage, workload, "too-big.pending")
+    stage.settle("too-big.pending", *refused)
 
 
 def pod_requests(
@@ -184,19 +187,16 @@ async def _settled(stage: Stage, name: str) -> None:
     stage.settle(claim, f"{milliseconds(stage.now - begun)} later")
 
 
-async def _refuse(stage: Stage) -> None:
-    most = max(gpu.memory_mib or 0 for gpu in stage.gpus.values())
-    workload = too_big(most)
-    stage.record.note(f"pod {workload.name}: {workload.text}")
+async def _stays_pending(stage: Stage, workload: Workload, claim: str) -> tuple[str, list[str]]:
+    """Submit a pod that has no place. Why it is not scheduled, and what is wrong. Raises Unmet."""
     stage.cluster.submit(workload.pod())
     await stage.until(
-        "too-big.pending",
+        claim,
         lambda: bool(pod_facts(stage.cluster, workload.name).reason),
-        lambda: "the scheduler gives no reason",
+        lambda: f"the scheduler gives no reason for pod {workload.name}",
     )
     pod = pod_facts(stage.cluster, workload.name)
-    problems = [] if pod.phase == "Pending" else [f"it is {pod.phase}"]
-    stage.settle("too-big.pending", pod.reason, problems)
+    return pod.reason, [] if pod.phase == "Pending" else [f"{pod.name} is {pod.phase}"]
 
 
 def _published(stage: Stage) -> int:
@@ -252,10 +252,10 @@ def _begin(stage: Stage) -> Iterator[tuple[tuple[str, str, str], int]]:
     for name in stage.placed:
         pod = pod_facts(stage.cluster, name)
         shares = pod.shares()
-        for container in (one["name"] for one in pod.pod["spec"]["containers"]):
-            if not shares[container]:
-                continue
+        for container in (one["name"] for one in stage.cluster.pod(name)["spec"]["containers"]):
             gpus = sorted(shares[container], key=lambda share: stage.gpus[share.uuid].pci)
+            if not gpus:
+                continue
             answer = parsed(kept[pod.uid, container])
             for share, mib in zip(gpus, _start(answer, gpus), strict=True):
                 stage.cluster.hardware.use(share.uuid, mib, PERCENT)
@@ -267,14 +267,14 @@ def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     cache = PurePosixPath(answer.envs[CACHE])
     mounts = {mount.container_path: mount.host_path for mount in answer.mounts}
     path = Path(mounts[str(cache.parent)]) / cache.name
-    region, now = HamiCoreRegion(path, HAMI_2_9_0), SystemClock().now()
+    region, now = HamiCoreRegion(path), SystemClock().now()
     process = region.start(PID, dict(answer.envs), now)
     region.name_gpus([share.uuid for share in gpus])
     taken = [share.memory_mib // PART for share in gpus]
     for gpu, mib in enumerate(taken):
         process.allocate(gpu, mib * MIB)
         process.watch(gpu, PERCENT)
-        process.launch(now, gpu)
+    process.launch(now)
     return taken
 
 
@@ -298,15 +298,14 @@ async def lose_gpu(stage: Stage) -> None:
     before = starts(cluster, stage.placed)
     stage.record.note(f"XID 79 on GPU {index}, which pod {victim} uses")
     begun = stage.now
-    await ask(cluster.places.hardware_socket, XidRequest(gpu=share.uuid, xid=FALLEN))
+    await ask(cluster.places.hardware_socket, HardwareRequest("xid", share.uuid, FALLEN))
     await _offered(stage, "xid.allocatable", begun, "xid_to_kubelet")
     await stage.until(
         "xid.annotation", lambda: _ill(stage) == [index], lambda: f"unhealthy: {_ill(stage)}"
     )
     stage.settle("xid.annotation", f"unhealthy: GPU {index}")
-    problems = [f"{n} is {pod_facts(cluster, n).phase}" for n in _down(stage)]
-    problems += _restarted(stage, before)
-    stage.settle("xid.running", f"{victim} is {pod_facts(cluster, victim).phase}", problems)
+    phase = pod_facts(cluster, victim).phase
+    stage.settle("xid.running", f"{victim} is {phase}", _disturbed(stage, before))
     await _avoid(stage)
 
 
@@ -318,14 +317,7 @@ async def restart_kubelet(stage: Stage) -> None:
     await cluster.kubelet.restart()
     (started,) = stage.seen(begun, "started")
     await _offered(stage, "kubelet.allocatable", started.elapsed, "kubelet_socket_to_allocatable")
-    await stage.until(
-        "kubelet.untouched",
-        lambda: (
-            {pod_facts(stage.cluster, name).uid for name in stage.placed}
-            <= {e.pod for e in stage.seen(begun, "admitted", "rejected")}
-        ),
-        lambda: "the new kubelet has not admitted every pod",
-    )
+    await _readmitted(stage, "kubelet.untouched", begun)
     _untouched(stage, "kubelet.untouched", before, begun)
 
 
@@ -372,42 +364,44 @@ async def _offered(stage: Stage, claim: str, begun: float, measure: str) -> None
 
 
 async def _avoid(stage: Stage) -> None:
-    cluster, claim = stage.cluster, "xid.avoided"
-    cluster.submit(pinned(stage.ill or "").pod())
-    await stage.until(
-        claim,
-        lambda: bool(pod_facts(cluster, "pinned").reason),
-        lambda: "the scheduler gives no reason for the pod that requires it",
-    )
+    claim = "xid.avoided"
+    reason, problems = await _stays_pending(stage, pinned(stage.ill or ""), claim)
     await run_pod(stage, plain("after"), claim)
-    shares = [share for given in pod_facts(cluster, "after").shares().values() for share in given]
-    insists = pod_facts(cluster, "pinned")
-    problems = ["a new pod is on it"] if any(s.uuid == stage.ill for s in shares) else []
-    problems += [f"the pod that insists on it is {insists.phase}"] * (insists.phase != "Pending")
-    chosen = ", ".join(f"GPU {stage.gpus[share.uuid].index}" for share in shares)
-    stage.settle(claim, f"a new pod runs on {chosen}; {insists.reason}", problems)
+    given = pod_facts(stage.cluster, "after").shares().values()
+    chosen = {share.uuid for shares in given for share in shares}
+    problems += ["a new pod is on it"] if stage.ill in chosen else []
+    places = ", ".join(f"GPU {stage.gpus[uuid].index}" for uuid in chosen)
+    stage.settle(claim, f"a new pod runs on {places}; {reason}", problems)
 
 
 def _ill(stage: Stage) -> list[int]:
     return [gpu.index for gpu in registered_gpus(stage.cluster) if not gpu.healthy]
 
 
-def _down(stage: Stage) -> list[str]:
-    return [name for name in stage.placed if not pod_facts(stage.cluster, name).is_running]
-
-
-def _restarted(stage: Stage, before: object) -> list[str]:
+def _disturbed(stage: Stage, before: object) -> list[str]:
+    """What has happened to running pods, whose containers had been started so often `before`."""
+    pods = [pod_facts(stage.cluster, name) for name in stage.placed]
     after = starts(stage.cluster, stage.placed)
-    return [] if after == before else [f"containers were started: {before} before, {after} now"]
+    found = [f"{pod.name} is {pod.phase}" for pod in pods if not pod.is_running]
+    return found + [f"containers were started: {before} before, {after} now"] * (after != before)
 
 
 def _untouched(stage: Stage, claim: str, before: object, since: float) -> None:
     """Check that no pod was affected: no start, no rejection, no Allocate."""
     events = stage.seen(since, "allocating", "rejected")
-    asked = [f"{event.kind} {event.container or event.pod}" for event in events]
-    down = [f"{name} does not run" for name in _down(stage)]
-    problems = [*down, *asked, *_restarted(stage, before)]
+    problems = [f"{event.kind} {event.container or event.pod}" for event in events]
+    problems += _disturbed(stage, before)
     stage.settle(claim, f"{len(stage.placed)} pods run on, no Allocate", problems)
+
+
+async def _readmitted(stage: Stage, claim: str, since: float) -> None:
+    """Wait until a new kubelet has admitted or rejected every pod. Raises Unmet."""
+    uids = {pod_facts(stage.cluster, name).uid for name in stage.placed}
+    await stage.until(
+        claim,
+        lambda: uids <= {event.pod for event in stage.seen(since, "admitted", "rejected")},
+        lambda: "the new kubelet has not admitted every pod",
+    )
 
 
 async def kill_in_burst(stage: Stage) -> None:
@@ -455,13 +449,8 @@ async def lose_records(stage: Stage) -> None:
     begun = stage.now
     stage.record.note(f"the kubelet loses its records; {name}/{container} dies")
     await cluster.kubelet.restart(lose_checkpoint=True)
-    uids = {pod_facts(cluster, one).uid: one for one in stage.placed}
-    await stage.until(
-        "replay.edits",
-        lambda: uids.keys() <= {e.pod for e in stage.seen(begun, "admitted", "rejected")},
-        lambda: "the new kubelet has not admitted every pod",
-    )
-    rejected = [f"{uids[e.pod]}: {e.text}" for e in stage.seen(begun, "rejected")]
+    await _readmitted(stage, "replay.edits", begun)
+    rejected = [f"{event.pod}: {event.text}" for event in stage.seen(begun, "rejected")]
     await cluster.end_container(pod.uid, container)
     await stage.until(
         "replay.edits",
@@ -545,22 +534,21 @@ def _durable(stage: Stage) -> tuple[str, list[str]]:
     """Check that each answer the kubelet keeps for an existing pod is a row with equal envs."""
     cluster = stage.cluster
     try:
-        rows = {(r.key.pod_uid, r.key.container): r for r in ledger_on_disk(cluster).rows}
+        rows = {
+            (str(row.key.pod_uid), row.key.container): dict(row.edits.envs)
+            for row in ledger_on_disk(cluster).rows
+        }
     except (OSError, StateCorrupt) as error:
         return "", [str(error)]
     alive = {pod_facts(cluster, name).uid for name in stage.placed}
     kept = {owner: answer for owner, answer in answers(cluster).items() if owner[0] in alive}
-    problems: list[str] = []
-    for owner, answer in kept.items():
-        row = next((row for key, row in rows.items() if key == owner), None)
-        if row is None:
-            problems.append(f"{owner[1]} of pod {owner[0]} has no row")
-        elif dict(row.edits.envs) != dict(parsed(answer).envs):
-            problems.append(f"the row of {row.pod}/{owner[1]} has other values")
-    return (
-        f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk",
-        problems,
-    )
+    problems = [
+        f"{container} of pod {uid} has {rows.get((uid, container), 'no row')} on disk"
+        for (uid, container), answer in kept.items()
+        if rows.get((uid, container)) != dict(parsed(answer).envs)
+    ]
+    found = f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk"
+    return found, problems
 
 
 async def _is_quiet(stage: Stage) -> bool:

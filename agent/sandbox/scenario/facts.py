@@ -5,7 +5,6 @@ An answer is checked against the scheduler's annotation by HAMi's rules, not the
 
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent import cluster as annotations
@@ -25,56 +24,28 @@ Answers = Mapping[tuple[str, str], bytes]
 _LIMIT = "CUDA_DEVICE_MEMORY_LIMIT_"
 
 
-@dataclass(frozen=True, slots=True)
 class PodFacts:
-    """One pod at the API server."""
+    """One pod at the API server.
 
-    pod: Json
+    - `is_running`: it is Running with every container ready.
+    - `reason`: why it is not scheduled, or why it failed.
+    - `asked`: container → requested GPUs, init containers first: the order of HAMi's groups.
+    """
 
-    @property
-    def uid(self) -> str:
-        """Its UID."""
-        uid: str = self.pod["metadata"]["uid"]
-        return uid
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        name: str = self.pod["metadata"]["name"]
-        return name
-
-    @property
-    def phase(self) -> str:
-        """Pending, Running, Succeeded or Failed."""
-        phase: str = self.pod["status"].get("phase", "")
-        return phase
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it is Running with every container ready."""
-        statuses = self.pod["status"].get("containerStatuses") or []
-        return self.phase == "Running" and all(status["ready"] for status in statuses)
-
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """Its annotations."""
-        return self.pod["metadata"].get("annotations") or {}
-
-    @property
-    def reason(self) -> str:
-        """Why it is not scheduled, or why it failed."""
-        status = self.pod["status"]
-        told = [
-            c.get("message", "") for c in status.get("conditions") or () if c["status"] != "True"
-        ]
-        return status.get("message") or next(filter(None, told), "")
-
-    def containers(self) -> Mapping[str, int]:
-        """Container → requested GPUs, init containers first: the order of HAMi's groups."""
-        spec = self.pod["spec"]
+    def __init__(self, pod: Json) -> None:
+        metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
+        self.uid: str = metadata["uid"]
+        self.name: str = metadata["name"]
+        self.notes: Mapping[str, str] = metadata.get("annotations") or {}
+        self.phase: str = status.get("phase", "")
+        ready = (one["ready"] for one in status.get("containerStatuses") or ())
+        self.is_running = self.phase == "Running" and all(ready)
+        failed = [one for one in status.get("conditions") or () if one["status"] != "True"]
+        told = (status.get("message", ""), *(one.get("message", "") for one in failed))
+        self.reason: str = next(filter(None, told), "")
         found = [*(spec.get("initContainers") or ()), *spec["containers"]]
         limits = {one["name"]: (one.get("resources") or {}).get("limits") or {} for one in found}
-        return {name: int(asked.get(RESOURCE, "0")) for name, asked in limits.items()}
+        self.asked = {name: int(limit.get(RESOURCE, "0")) for name, limit in limits.items()}
 
     def shares(self) -> Mapping[str, tuple[Share, ...]]:
         """The scheduler's annotation: container → shares; empty without a GPU.
@@ -84,9 +55,7 @@ class PodFacts:
         """
         text = self.notes.get(annotations.ALLOCATED, "")
         groups = iter([group for group in decode_pod_devices(text) if group])
-        return {
-            name: next(groups, ()) if asked else () for name, asked in self.containers().items()
-        }
+        return {name: next(groups, ()) if asked else () for name, asked in self.asked.items()}
 
     @property
     def is_settled(self) -> bool:
@@ -170,22 +139,15 @@ def differences(
 ) -> list[str]:
     """The differences between a pod's answers and its annotation, one sentence each."""
     found: list[str] = []
-    asked = pod.containers()
     for container, shares in pod.shares().items():
-        answer = answers.get((pod.uid, container))
-        if len(shares) != asked[container]:
-            found.append(f"{pod.name}/{container} requested {asked[container]} GPUs")
-        elif not shares and answer is not None:
-            found.append(f"{pod.name}/{container} has no GPU and got an answer")
-        elif shares and answer is None:
-            found.append(f"{pod.name}/{container} got no answer")
+        answer, title = answers.get((pod.uid, container)), f"{pod.name}/{container}"
+        if len(shares) != pod.asked[container]:
+            found.append(f"{title} requested {pod.asked[container]} GPUs")
+        elif (answer is not None) != bool(shares):
+            found.append(f"{title} got {'no' if shares else 'an'} answer")
         elif answer is not None:
-            name = f"{pod.uid}_{container}"
-            wrong = (
-                *_wrong_envs(parsed(answer), shares, gpus),
-                *_wrong_mounts(parsed(answer), places, name),
-            )
-            found += [f"{pod.name}/{container}: {text}" for text in wrong]
+            leaf = places.hook / "vgpu/containers" / f"{pod.uid}_{container}"
+            found += [f"{title}: {text}" for text in _wrong(parsed(answer), shares, gpus, leaf)]
     return found
 
 
@@ -203,44 +165,37 @@ def promised(answer: ContainerAllocateResponse) -> Mapping[GpuUuid, tuple[int, i
     }
 
 
-def _wrong_envs(
-    answer: ContainerAllocateResponse, shares: Sequence[Share], gpus: Mapping[GpuUuid, Gpu]
+def _wrong(
+    answer: ContainerAllocateResponse,
+    shares: Sequence[Share],
+    gpus: Mapping[GpuUuid, Gpu],
+    leaf: Path,
 ) -> Iterator[str]:
+    """What differs between an answer and the shares of its container, whose directory is `leaf`."""
     in_order = sorted(shares, key=lambda share: gpus[share.uuid].pci)
-    expected = {
+    home = str(leaf.parents[1])
+    mounts = (
+        Mount(f"{home}/libvgpu.so", f"{home}/libvgpu.so", read_only=True),
+        Mount(home, str(leaf)),
+        Mount("/tmp/vgpulock", str(leaf)),  # noqa: S108 -- HAMi-core's
+        Mount("/etc/ld.so.preload", f"{home}/ld.so.preload", read_only=True),
+    )
+    expected: dict[str, str | Mount] = {
         "NVIDIA_VISIBLE_DEVICES": ",".join(share.uuid for share in in_order),
         "CUDA_DEVICE_SM_LIMIT": str(in_order[0].core_percent),
+        **{f"{_LIMIT}{n}": f"{share.memory_mib}m" for n, share in enumerate(in_order)},
+        **{f"the mount at {mount.container_path}": mount for mount in mounts},
     }
-    expected |= {f"{_LIMIT}{n}": f"{share.memory_mib}m" for n, share in enumerate(in_order)}
-    limits = {name for name in answer.envs if name.startswith(_LIMIT)}
-    for name in sorted(expected.keys() | limits):
-        if answer.envs.get(name) != expected.get(name):
-            yield f"{name} is {answer.envs.get(name)}, must be {expected.get(name)}"
-    if not answer.envs.get("CUDA_DEVICE_MEMORY_SHARED_CACHE", "").endswith(".cache"):
-        yield "no cache file is named"
-
-
-def _wrong_mounts(answer: ContainerAllocateResponse, places: Places, name: str) -> Iterator[str]:
-    home = places.hook / "vgpu"
-    expected = {
-        f"{home}/libvgpu.so": Mount(f"{home}/libvgpu.so", str(home / "libvgpu.so"), read_only=True),
-        str(home): Mount(str(home), str(home / "containers" / name)),
-        "/tmp/vgpulock": Mount("/tmp/vgpulock", str(home / "containers" / name)),  # noqa: S108 -- HAMi-core's
-        "/etc/ld.so.preload": Mount(
-            "/etc/ld.so.preload", str(home / "ld.so.preload"), read_only=True
-        ),
+    found: dict[str, str | Mount] = {
+        **{n: text for n, text in answer.envs.items() if n in expected or n.startswith(_LIMIT)},
+        **{f"the mount at {mount.container_path}": mount for mount in answer.mounts},
     }
-    found = {mount.container_path: mount for mount in answer.mounts}
-    for path in sorted(expected.keys() | found.keys()):
-        if found.get(path) != expected.get(path):
-            yield f"the mount at {path} is {found.get(path)}, must be {expected.get(path)}"
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            yield f"{name} is {found.get(name)}, must be {expected.get(name)}"
     cache = answer.envs.get("CUDA_DEVICE_MEMORY_SHARED_CACHE", "")
-    if not cache.startswith(f"{home}/"):
-        yield f"the cache file {cache} is not below {home}"
-    yield from _wrong_leaf(home / "containers" / name)
-
-
-def _wrong_leaf(leaf: Path) -> Iterator[str]:
+    if not (cache.startswith(f"{home}/") and cache.endswith(".cache")):
+        yield f"the cache file {cache} is not one below {home}"
     if not leaf.is_dir():
         yield f"the directory {leaf} is not there"
     elif (mode := stat.S_IMODE(leaf.stat().st_mode)) != 0o777:

@@ -35,10 +35,12 @@ class Wish:
     core_percent: int = 0
     init: bool = False
 
-    def limits(self) -> dict[str, str]:
-        """The resource limits as a user writes them, without values of 0."""
+    def container(self) -> Json:
+        """The container as a user writes it, without limits of 0."""
         asked = {COUNT: self.gpus, MEMORY: self.memory_mib, CORES: self.core_percent}
-        return {name: str(count) for name, count in asked.items() if count}
+        limits = {name: str(count) for name, count in asked.items() if count}
+        resources = {"resources": {"limits": limits}} if limits else {}
+        return {"name": self.name, "image": "sandbox", **resources}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Workload:
     def pod(self) -> Json:
         """The Pod object."""
         notes = {USE_UUID: self.gpu} if self.gpu else {}
-        spec: Json = {"containers": [_container(w) for w in self.wishes if not w.init]}
-        if inits := [_container(w) for w in self.wishes if w.init]:
+        spec: Json = {"containers": [w.container() for w in self.wishes if not w.init]}
+        if inits := [w.container() for w in self.wishes if w.init]:
             spec["initContainers"] = inits
         return {
             "apiVersion": "v1",
@@ -112,16 +114,16 @@ def plain(name: str) -> Workload:
     return Workload(name, "a small share", (Wish("main", 1, 512),))
 
 
-def _container(wish: Wish) -> Json:
-    limits = wish.limits()
-    return {"name": wish.name, "image": "sandbox"} | (
-        {"resources": {"limits": limits}} if limits else {}
-    )
-
-
 # Every claim of the default scenario, with the results, the timeline and the measurements.
 
 NOT_REACHED: Final = "the scenario ended before"
+
+
+_EACH: Final = (
+    ("running", "pod {} runs"),
+    ("edits", "pod {} has what the scheduler wrote"),
+    ("settled", "pod {} is settled, the lock is free"),
+)
 
 
 def promises(gpus: int, split_count: int) -> Mapping[str, str]:
@@ -131,7 +133,7 @@ def promises(gpus: int, split_count: int) -> Mapping[str, str]:
         "registered": "the agent registers with the kubelet",
         "allocatable": f"{whole} slices are allocatable on the Node",
         "annotation": f"the register annotation names {gpus} healthy GPUs",
-        **_placing(),
+        **{f"{one.name}.{claim}": text.format(one.name) for one in PLACED for claim, text in _EACH},
         "too-big.pending": "a pod that cannot fit stays Pending with a reason",
         "requests": "each GPU pod costs two writes, at most one read for each answer and one more",
         "used": "the metrics say what each container uses of its GPUs",
@@ -154,15 +156,6 @@ def promises(gpus: int, split_count: int) -> Mapping[str, str]:
         "idle": "when idle: no write, no read, two watches",
         "stop": "SIGTERM ends the agent cleanly",
     }
-
-
-def _placing() -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for name in (workload.name for workload in PLACED):
-        found[f"{name}.running"] = f"pod {name} runs"
-        found[f"{name}.edits"] = f"pod {name} has what the scheduler wrote"
-        found[f"{name}.settled"] = f"pod {name} is settled, the lock is free"
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,33 +283,22 @@ class SumWatch:
         if event.kind != "admitted":
             return
         self.checks += 1
+        kept, total = answers(self.cluster), defaultdict[GpuUuid, Load](Load)
         try:
-            uses = self._uses()
+            for uid, pod in self.cluster.kubelet.node.pods.items():
+                if pod.admission is not None and pod.admission.admitted:
+                    for uuid, use in pod_use(pod.spec, uid, kept).items():
+                        total[uuid] += use
         except ValueError as error:
             self.problems.append(f"an answer cannot be read: {error}")
             return
-        for uuid, use in uses.items():
+        for uuid, use in total.items():
             self.most = self.most.greater(use)
-            self.problems += self._judged(uuid, use)
-
-    def _judged(self, uuid: GpuUuid, use: Load) -> list[str]:
-        gpu = self.gpus.get(uuid)
-        if gpu is None:
-            return [f"a container was given GPU {uuid or 'without a name'}, which is not here"]
-        is_within = use.memory_mib <= (gpu.memory_mib or 0) and use.core_percent <= 100
-        if is_within and use.slots <= self.split_count:
-            return []
-        told = f"{use.memory_mib} MiB, {use.core_percent} %, {use.slots} slices"
-        return [f"GPU {gpu.index} was promised {told}"]
-
-    def _uses(self) -> Mapping[GpuUuid, Load]:
-        kept = answers(self.cluster)
-        total: dict[GpuUuid, Load] = defaultdict(Load)
-        for uid, pod in self.cluster.kubelet.node.pods.items():
-            if pod.admission is not None and pod.admission.admitted:
-                for uuid, use in pod_use(pod.spec, uid, kept).items():
-                    total[uuid] += use
-        return total
+            gpu = self.gpus.get(uuid)
+            room = Load(self.split_count, (gpu.memory_mib or 0) if gpu else 0, 100)
+            if use.greater(room) != room:
+                told = f"{use.memory_mib} MiB, {use.core_percent} %, {use.slots} slices"
+                self.problems.append(f"GPU {uuid or 'without a name'} was promised {told}")
 
 
 def pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Load]:

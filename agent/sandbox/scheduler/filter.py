@@ -4,30 +4,18 @@ Source: HAMi v2.10 pkg/device/nvidia/device.go:Fit, pkg/scheduler/score.go, sche
 """
 
 import functools
-import itertools
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.allocate.room import ContainerRequest
 from agent.model import GpuUuid, Share
-from agent.sandbox.scheduler.model import (
-    BadWeightsError,
-    GpuView,
-    Links,
-    Load,
-    Reasons,
-    RegisteredNode,
-    SchedulerSettings,
-    Steering,
-    init_count,
-    pod_requests,
-    read_steering,
-)
-from agent.sandbox.scheduler.usage import Quotas, Reservation
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import GpuView, Load, RegisteredNode, SchedulerSettings, Steering
+from agent.sandbox.scheduler.registry import Quotas, Reservation
 from agent.sandbox.store import Json
 
 Groups = tuple[tuple[Share, ...], ...]
@@ -72,7 +60,6 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
     container without a request has no group: HAMi keeps empty groups under the name of the GPU's
     model and does not write them.
     """
-    steering = wishes.steering
     visible = tuple(gpu for gpu in node.gpus if "nvidia" in gpu.capacity.type_name.lower())
     inits: list[tuple[Share, ...]] = []
     groups: list[tuple[Share, ...]] = []
@@ -81,14 +68,14 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
         if request is None:
             continue
         is_init = position < wishes.inits
-        gpus = steering.order(visible if is_init else running)
+        gpus = wishes.steering.order(visible if is_init else running)
         if request.count > len(gpus):
             return NodeFit(None, "NodeInsufficientDevice", position, tuple(gpus))
         before = inits if is_init else groups
-        refusals: dict[GpuUuid, str] = {}
-        shares, reasons = _ContainerFit(node, wishes, request, before, refusals).fit(gpus)
+        shares, refusals = _fit_container(node, wishes, request, before, gpus)
         if shares is None:
-            told = sorted(f"{count}/{len(gpus)} {reason}" for reason, count in reasons.items())
+            counts = Counter(refusals.values()).items()
+            told = sorted(f"{count}/{len(gpus)} {reason}" for reason, count in counts)
             return NodeFit(None, ", ".join(told), position, tuple(gpus), refusals)
         if not is_init:
             # In the sorted order, on which later ties depend.
@@ -98,96 +85,37 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
     return NodeFit((*inits, *groups))
 
 
-@dataclass(frozen=True, slots=True)
-class _ContainerFit:
-    """One container's request. `before`: the groups of earlier containers of its kind.
+def _fit_container(
+    node: RegisteredNode,
+    wishes: Wishes,
+    request: ContainerRequest,
+    before: Sequence[tuple[Share, ...]],
+    gpus: Sequence[GpuView],
+) -> tuple[tuple[Share, ...] | None, Mapping[GpuUuid, str]]:
+    """The shares on one of the `gpus` each, tried from the last; else the reason of each GPU.
 
-    `refusals` receives the reason of each GPU that is not chosen.
+    `before`: the groups of earlier containers of its kind.
     """
-
-    node: RegisteredNode
-    wishes: Wishes
-    request: ContainerRequest
-    before: Sequence[tuple[Share, ...]]
-    refusals: dict[GpuUuid, str]
-
-    def fit(self, gpus: Sequence[GpuView]) -> tuple[tuple[Share, ...] | None, Reasons]:
-        """The shares, or the reasons. The last of `gpus` is tried first."""
-        steering, count = self.wishes.steering, self.request.count
-        reasons: Counter[str] = Counter()
-        picked: list[Share] = []
-        numa: int | None = None
-        for gpu in reversed(gpus):
-            refusal = _refuse_kind(gpu, self.node.cordoned, steering)
-            if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
-                if picked and not steering.needs_topology:
-                    reasons["NumaNotFit"] += len(picked)
-                    self._refuse_all(picked, "NumaNotFit")
-                numa, picked = gpu.capacity.numa, []
-            memory_mib = self.request.memory_on(gpu.capacity.registered_mib)
-            share = Share(gpu.capacity.uuid, memory_mib, self.request.cores)
-            refusal = refusal or self._refuse_share(gpu, share, picked)
-            if refusal is not None:
-                reasons[refusal] += 1
-                self.refusals[gpu.capacity.uuid] = refusal
-                continue
-            picked.append(share)
-            if len(picked) == count and not steering.needs_topology:
-                return tuple(picked), {}
-        if steering.needs_topology and len(picked) >= count:
-            return _connected(picked, count, self.node.links), {}
-        if picked:
-            reasons["AllocatedCardsInsufficientRequest"] = len(picked)
-            self._refuse_all(picked, "AllocatedCardsInsufficientRequest")
-        return None, reasons
-
-    def _refuse_all(self, picked: Sequence[Share], reason: str) -> None:
-        self.refusals.update((share.uuid, reason) for share in picked)
-
-    def _refuse_share(self, gpu: GpuView, share: Share, picked: Sequence[Share]) -> str | None:
-        """The reason against this share on the GPU, checked in HAMi's order."""
-        has, used, asked = gpu.capacity, gpu.load, share.core_percent
-        steering, is_full = self.wishes.steering, used.core_percent == has.core_percent != 0
-        is_alone = has.core_percent == 100 and asked == 100
-        if not steering.admits_uuid(has):
-            return "CardUuidMismatch"
-        if has.split_count <= used.slots:
-            return "CardTimeSlicingExhausted"
-        if steering.is_mutex and used.slots > 0:
-            return "ExclusiveDeviceAllocateConflict"
-        if not self._fits_quota((*picked, share)):
-            return "ResourceQuotaNotFit"
-        refusals = (
-            ("CardInsufficientMemory", gpu.free_mib < share.memory_mib),
-            ("CardInsufficientCore", has.core_percent - used.core_percent < asked),
-            ("ExclusiveDeviceAllocateConflict", is_alone and used.slots > 0),
-            ("CardComputeUnitsExhausted", is_full and asked == 0),
-        )
-        return next((reason for reason, applies in refusals if applies), None)
-
-    def _fits_quota(self, picked: tuple[Share, ...]) -> bool:
-        """HAMi counts all GPUs that it looks at as picked, even if it chooses among them later."""
-        if self.wishes.fits_quota is None:
-            return True
-        groups = (*self.before, picked)
-        loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
-        memory_mib = sum(load.memory_mib for load in loads)
-        return self.wishes.fits_quota(memory_mib, sum(load.core_percent for load in loads))
-
-
-def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share, ...]:
-    """The best connected GPUs. For one GPU, the one that is connected worst to the others."""
-
-    def link(one: Share, other: Share) -> int:
-        return links.get(one.uuid, {}).get(other.uuid, 0)
-
-    if count == 1 and len(shares) > 1:
-        others = {share.uuid: [o for o in shares if o.uuid != share.uuid] for share in shares}
-        return (min(shares, key=lambda share: sum(link(share, o) for o in others[share.uuid])),)
-    return max(
-        itertools.combinations(shares, count),
-        key=lambda some: sum(link(*pair) for pair in itertools.combinations(some, 2)),
-    )
+    steering, refusals = wishes.steering, dict[GpuUuid, str]()
+    picked: list[Share] = []
+    numa: int | None = None
+    for gpu in reversed(gpus):
+        uuid = gpu.capacity.uuid
+        refusal = _refuse_kind(gpu, node.cordoned, steering)
+        if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
+            refusals.update((share.uuid, "NumaNotFit") for share in picked)
+            numa, picked = gpu.capacity.numa, []
+        share = Share(uuid, request.memory_on(gpu.capacity.registered_mib), request.cores)
+        held = Reservation(node.name, (*before, (*picked, share)), wishes.inits)
+        refusal = refusal or _refuse_share(gpu, share, wishes, held)
+        if refusal is not None:
+            refusals[uuid] = refusal
+            continue
+        picked.append(share)
+        if len(picked) == request.count:
+            return tuple(picked), {}
+    refusals.update((share.uuid, "AllocatedCardsInsufficientRequest") for share in picked)
+    return None, refusals
 
 
 def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> str | None:
@@ -199,8 +127,31 @@ def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> 
     return None if steering.admits_type(gpu.capacity) else "CardTypeMismatch"
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+def _refuse_share(gpu: GpuView, share: Share, wishes: Wishes, held: Reservation) -> str | None:
+    """The reason against this share on the GPU, checked in HAMi's order. `held`: with it."""
+    has, used, asked = gpu.capacity, gpu.load, share.core_percent
+    steering, is_full = wishes.steering, used.core_percent == has.core_percent != 0
+    is_alone = has.core_percent == 100 and asked == 100
+    if not steering.admits_uuid(has):
+        return "CardUuidMismatch"
+    if has.split_count <= used.slots:
+        return "CardTimeSlicingExhausted"
+    if steering.is_mutex and used.slots > 0:
+        return "ExclusiveDeviceAllocateConflict"
+    if wishes.fits_quota is not None:
+        total = sum(held.loads().values(), Load())
+        if not wishes.fits_quota(total.memory_mib, total.core_percent):
+            return "ResourceQuotaNotFit"
+    refusals = (
+        ("CardInsufficientMemory", gpu.free_mib < share.memory_mib),
+        ("CardInsufficientCore", has.core_percent - used.core_percent < asked),
+        ("ExclusiveDeviceAllocateConflict", is_alone and used.slots > 0),
+        ("CardComputeUnitsExhausted", is_full and asked == 0),
+    )
+    return next((reason for reason, applies in refusals if applies), None)
+
+
+class Notice(NamedTuple):
     """An Event to be written about a pod."""
 
     type: str
@@ -212,14 +163,13 @@ class Notice:
 class Filtered:
     """The answer: the `nodes` that pass, why the others do not, and the shares on the chosen node.
 
-    `groups` is None if nothing was reserved: no fit, an error, or a pod without a GPU request (then
+    `groups` is None if nothing was reserved: no fit, or a pod without a GPU request (then
     all candidates pass).
     """
 
     nodes: tuple[str, ...] = ()
     groups: Groups | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
-    error: str = ""
     notices: tuple[Notice, ...] = ()
 
 
@@ -235,17 +185,13 @@ def filter_pod(
 
     `registered` holds the usage of all pods but this one.
     """
-    requests = pod_requests(pod, settings)
+    requests = model.pod_requests(pod, settings)
     if not any(requests):
         return Filtered(nodes=tuple(candidates))
-    try:
-        steering = read_steering(pod["metadata"].get("annotations") or {}, settings)
-    except BadWeightsError as bad:
-        error = f"calcScore failed {bad} for pod {pod['metadata']['name']}"
-        return Filtered(error=error, notices=(Notice(WARNING, "FilteringFailed", error),))
+    steering = model.read_steering(pod["metadata"].get("annotations") or {}, settings)
     namespace = pod["metadata"]["namespace"]
     fits_quota = functools.partial(quotas.fits, namespace) if quotas else None
-    wishes = Wishes(requests, init_count(pod), steering, fits_quota)
+    wishes = Wishes(requests, model.init_count(pod), steering, fits_quota)
     failed: dict[str, str] = {}
     fits: list[tuple[float, str, Groups]] = []
     for name in candidates:
@@ -266,6 +212,7 @@ def filter_pod(
 
 
 def _failure_notices(failed: Mapping[str, str]) -> tuple[Notice, ...]:
+    """HAMi tells each reason with its nodes, then how many nodes there are."""
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for name, text in sorted(failed.items()):
         for token in text.split(", "):

@@ -6,18 +6,18 @@ Source: kube-scheduler 1.36 (pkg/scheduler/schedule_one.go, backend/queue), as i
 import asyncio
 import math
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import structlog
 
 from agent.ports import Clock
-from agent.sandbox.scheduler.cluster import EventRecorder, StoreCluster
+from agent.sandbox.scheduler import verbs
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, all_containers, lookup
-from agent.sandbox.scheduler.usage import TERMINAL, has_passed_init
-from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
+from agent.sandbox.scheduler.registry import TERMINAL, has_passed_init
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.store import GoneError, Json, ObjectStore, StatusError
 
 log = structlog.get_logger(__name__)
@@ -28,7 +28,9 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
-class _UnplacedPod:
+class _PendingPod:
+    """A pod without a node; `due` is of the loop's clock, and infinite until something changes."""
+
     name: str
     due: float = 0.0
     failures: int = 0
@@ -36,79 +38,12 @@ class _UnplacedPod:
     """It is being placed, so it is not due."""
 
 
-class PendingPods:
-    """The queue, in order of arrival; times are of the running loop's clock."""
-
-    def __init__(self, scheduler_name: str) -> None:
-        self._scheduler_name = scheduler_name
-        self._waiting: dict[str, _UnplacedPod] = {}
-
-    def observe(self, pod: Json) -> bool:
-        """Take in a pod that was added or changed. Returns True if it is new here."""
-        uid = pod["metadata"]["uid"]
-        if not self.is_waiting(pod):
-            self.forget(uid)
-            return False
-        is_new = uid not in self._waiting
-        self._waiting.setdefault(uid, _UnplacedPod(pod["metadata"]["name"]))
-        return is_new
-
-    def is_waiting(self, pod: Json) -> bool:
-        """Whether this scheduler has to place the pod."""
-        is_ours = pod["spec"].get("schedulerName") == self._scheduler_name
-        is_over = pod["status"].get("phase") in TERMINAL or "deletionTimestamp" in pod["metadata"]
-        return is_ours and not is_over and not pod["spec"].get("nodeName")
-
-    def forget(self, uid: str) -> None:
-        """Remove the pod."""
-        self._waiting.pop(uid, None)
-
-    def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """UID and name of the pods to try now."""
-        for uid, waiting in list(self._waiting.items()):
-            if not waiting.is_taken and waiting.due <= now:
-                yield uid, waiting.name
-
-    def next_due(self) -> float | None:
-        """The loop time at which the next pod is due, or None."""
-        free = (waiting for waiting in self._waiting.values() if not waiting.is_taken)
-        return min((waiting.due for waiting in free if waiting.due < math.inf), default=None)
-
-    def take(self, uid: str) -> None:
-        """Mark the pod as being placed, until it is parked, delayed or forgotten."""
-        self._waiting[uid].is_taken = True
-        self._waiting[uid].due = math.inf
-
-    def park(self, uid: str) -> None:
-        """Let a pod that fits nowhere wait for a change, unless one came since it was taken."""
-        if uid in self._waiting:
-            self._waiting[uid].is_taken = False
-
-    def delay(self, uid: str, now: float) -> None:
-        """Let a pod whose placing failed wait: 1 s, then twice as long each time, at most 10 s.
-
-        kube-scheduler checks once a second which pods are due.
-        """
-        if waiting := self._waiting.get(uid):
-            waiting.is_taken = False
-            waiting.due = math.ceil(now + min(2.0**waiting.failures, _LONGEST_BACKOFF))
-            waiting.failures += 1
-
-    def stir(self) -> None:
-        """Make parked pods, and those that are being placed, due after a change.
-
-        Pods that wait after a failure still wait.
-        """
-        for waiting in self._waiting.values():
-            if waiting.due == math.inf:
-                waiting.due = 0.0
-
-
 class SchedulerModel:
     """kube-scheduler with HAMi as its extender, over the store, in this process.
 
     As in kube-scheduler, pods are filtered one after another and bound in parallel.
-    `eager`: ingest a changed Node at once, which HAMi does only every 15 s.
+    `eager`: ingest a changed Node at once, which HAMi does only every 15 s. `cluster`: what takes
+    HAMi's requests in place of the store.
     """
 
     def __init__(
@@ -119,17 +54,24 @@ class SchedulerModel:
         *,
         settings: SchedulerSettings | None = None,
         eager: bool = False,
+        cluster: verbs.SchedulerCluster | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._store = store
         self._rng = rng
-        cluster = StoreCluster(store)
-        self._hami = HamiVerbs(cluster, clock, rng, self.settings, eager=eager)
-        self._events = EventRecorder(cluster, clock, self.settings.scheduler_name)
+        plain = verbs.StoreCluster(store)
+        self._hami = HamiVerbs(cluster or plain, clock, rng, self.settings, eager=eager)
+        self._events = verbs.EventRecorder(plain, clock, self.settings.scheduler_name)
         """kube-scheduler's own Events. Its client has another queue, which is not modelled."""
-        self._pending = PendingPods(self.settings.scheduler_name)
+        self._pending: dict[str, _PendingPod] = {}
+        """By UID, in order of arrival."""
         self._pod_signatures: dict[str, object] = {}
         self._wake = asyncio.Event()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no pod is being placed or waits for its next try: what is left fits nowhere."""
+        return all(one.due == math.inf and not one.is_taken for one in self._pending.values())
 
     async def run(self) -> None:
         """Schedule for ever."""
@@ -171,61 +113,78 @@ class SchedulerModel:
 
     async def _ingest_in_intervals(self) -> None:
         while True:
-            await asyncio.sleep(REGISTER_INTERVAL)
+            await asyncio.sleep(verbs.REGISTER_INTERVAL)
             if await self._hami.ingest(self._store.select("nodes")):
                 self._stir()
-
-    async def _schedule(self, group: asyncio.TaskGroup) -> None:
-        while True:
-            try:
-                async with asyncio.timeout_at(self._pending.next_due()):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            for uid, name in self._pending.due(asyncio.get_running_loop().time()):
-                await self._attempt(group, uid, name)
 
     def _see_pod(self, kind: str, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
         before = self._pod_signatures.pop(uid, None)
         self._hami.see_pod(kind, pod)
+        if kind == "DELETED" or not self._has_to_place(pod):
+            self._pending.pop(uid, None)
+        elif uid not in self._pending:
+            self._pending[uid] = _PendingPod(pod["metadata"]["name"])
+            self._wake.set()
         if kind == "DELETED":
-            self._pending.forget(uid)
             self._stir()
             return
         # What can free room for another pod when it changes.
         signature = (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))
         self._pod_signatures[uid] = signature
-        if self._pending.observe(pod):
-            self._wake.set()
-        elif before not in (None, signature):
+        if before not in (None, signature):
             self._stir()
 
+    def _has_to_place(self, pod: Json) -> bool:
+        """Whether this scheduler has to place the pod."""
+        is_ours = pod["spec"].get("schedulerName") == self.settings.scheduler_name
+        is_over = pod["status"].get("phase") in TERMINAL or "deletionTimestamp" in pod["metadata"]
+        return is_ours and not is_over and not pod["spec"].get("nodeName")
+
     def _stir(self) -> None:
-        self._pending.stir()
+        """Make pods that fit nowhere, and those being placed, due after a change.
+
+        Pods that wait after a failure still wait.
+        """
+        for waiting in self._pending.values():
+            if waiting.due == math.inf:
+                waiting.due = 0.0
         self._wake.set()
 
-    async def _attempt(self, group: asyncio.TaskGroup, uid: str, name: str) -> None:
+    async def _schedule(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            free = [one.due for one in self._pending.values() if not one.is_taken]
+            next_due = min((due for due in free if due < math.inf), default=None)
+            try:
+                async with asyncio.timeout_at(next_due):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            now = asyncio.get_running_loop().time()
+            for uid, waiting in list(self._pending.items()):
+                if not waiting.is_taken and waiting.due <= now:
+                    await self._attempt(group, uid, waiting)
+
+    async def _attempt(self, group: asyncio.TaskGroup, uid: str, waiting: _PendingPod) -> None:
         """Run one scheduling cycle of one pod. Its binding cycle is a task of its own."""
-        found = self._store.select("pods", fields={"metadata.name": name})
+        found = self._store.select("pods", fields={"metadata.name": waiting.name})
         pod = next((one for one in found if one["metadata"]["uid"] == uid), None)
-        if pod is None or not self._pending.is_waiting(pod):  # it went since the watch event
-            self._pending.forget(uid)
+        if pod is None or not self._has_to_place(pod):  # it went since the watch event
+            self._pending.pop(uid, None)
             return
-        self._pending.take(uid)
+        waiting.is_taken, waiting.due = True, math.inf
         try:
             nodes = self._store.select("nodes")
-            names = [node["metadata"]["name"] for node in nodes if not is_closed(node)]
+            names = [node["metadata"]["name"] for node in nodes if not verbs.is_closed(node)]
             filtered = await _ask(group, self._hami.filter(pod, names))
         except (StatusError, TimeoutError) as failure:
             await self._fail(pod, str(failure))
             return
-        if filtered.error:
-            await self._fail(pod, filtered.error)
-        elif not filtered.nodes:
+        if not filtered.nodes:
             await self._reject(pod, "Unschedulable", _explain(filtered))
-            self._pending.park(uid)
+            # It waits for a change, unless one came meanwhile.
+            waiting.is_taken = False
         else:
             group.create_task(self._bind(group, pod, self._rng.choice(filtered.nodes)))
 
@@ -242,12 +201,19 @@ class SchedulerModel:
             await self._fail(pod, str(failure))
             self._stir()  # the resources that kube-scheduler assumed for the pod are free again
         else:
-            self._pending.forget(uid)
+            self._pending.pop(uid, None)
             log.info("scheduler.pod_bound", namespace=namespace, pod=name, node=node_name)
 
     async def _fail(self, pod: Json, text: str) -> None:
-        """Write an Event that placing the pod failed, and retry after the back-off."""
-        self._pending.delay(pod["metadata"]["uid"], asyncio.get_running_loop().time())
+        """Write an Event that placing the pod failed, and retry: after 1 s, 2 s, … 10 s.
+
+        kube-scheduler checks once a second which pods are due.
+        """
+        if waiting := self._pending.get(pod["metadata"]["uid"]):
+            delay = min(2.0**waiting.failures, _LONGEST_BACKOFF)
+            waiting.due = math.ceil(asyncio.get_running_loop().time() + delay)
+            waiting.is_taken = False
+            waiting.failures += 1
         self._wake.set()
         await self._reject(pod, "SchedulerError", text)
 
@@ -274,24 +240,21 @@ class SchedulerModel:
 
 async def _ask(group: asyncio.TaskGroup, verb: Coroutine[None, None, _Answer]) -> _Answer:
     """HAMi's answer. Raises what the verb raises, and TimeoutError after HTTP_TIMEOUT."""
-    task = group.create_task(_outcome(verb))
-    try:
-        async with asyncio.timeout(HTTP_TIMEOUT):
-            answer = await asyncio.shield(task)
-    except TimeoutError as late:
-        raise TimeoutError(
-            f"context deadline exceeded (the extender did not answer within {HTTP_TIMEOUT:g} s)"
-        ) from late
-    if isinstance(answer, BindError | StatusError):
+
+    async def outcome() -> _Answer | BindError | StatusError:
+        try:
+            return await verb
+        except (BindError, StatusError) as failure:
+            return failure
+
+    task = group.create_task(outcome())
+    await asyncio.wait([task], timeout=HTTP_TIMEOUT)
+    if not task.done():
+        told = f"the extender did not answer within {HTTP_TIMEOUT:g} s"
+        raise TimeoutError(f"context deadline exceeded ({told})")
+    if isinstance(answer := task.result(), BindError | StatusError):
         raise answer
     return answer
-
-
-async def _outcome(verb: Coroutine[None, None, _Answer]) -> _Answer | BindError | StatusError:
-    try:
-        return await verb
-    except (BindError, StatusError) as failure:
-        return failure
 
 
 def _explain(filtered: Filtered) -> str:

@@ -1,8 +1,6 @@
 """The scheduler's values: GPUs, their use, nodes, and what pods ask for."""
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,10 +8,7 @@ from agent.allocate.room import ContainerRequest, RequestRules, read_request
 from agent.cluster import NOT_WHOLE
 from agent.hami.annotations import RegisteredGpu
 from agent.kube.objects import decode_quantity, decode_whole
-from agent.model import GpuUuid
 from agent.sandbox.store import Json
-
-Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +35,14 @@ class Load:
         )
 
 
+def peak_of(inits: Iterable[Load], apps: Iterable[Load]) -> Load:
+    """The most that a pod uses: init containers run one after another, before the others."""
+    peak = sum(apps, Load())
+    for one in inits:
+        peak = peak.greater(one)
+    return peak
+
+
 @dataclass(frozen=True, slots=True)
 class GpuView:
     """One GPU and its use, for the decision about one pod."""
@@ -56,38 +59,26 @@ class GpuView:
         """The same GPU with additional use."""
         return replace(self, load=self.load + more)
 
-    def score(self, weights: "Weights") -> float:
+    @property
+    def score(self) -> float:
         """How full the GPU is, 0 when it is idle (HAMi pkg/scheduler/policy/gpu_policy.go)."""
         has, used = self.capacity, self.load
         if not (has.split_count and has.core_percent and has.registered_mib):
             return 0.0
         return 10 * (
-            weights.slot * used.slots / has.split_count
-            + weights.core * used.core_percent / has.core_percent
-            + weights.memory * used.memory_mib / has.registered_mib
+            used.slots / has.split_count
+            + used.core_percent / has.core_percent
+            + used.memory_mib / has.registered_mib
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of slots, cores and memory in the score of a GPU."""
-
-    slot: int = 1
-    core: int = 1
-    memory: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class RegisteredNode:
-    """A registered node: its GPUs in the order of the annotation, and which are cordoned.
-
-    `links`: the points of each pair of GPUs, by both UUIDs; a missing pair has 0.
-    """
+    """A registered node: its GPUs in the order of the annotation, and which are cordoned."""
 
     name: str
     gpus: tuple[GpuView, ...]
     cordoned: frozenset[str] = frozenset()
-    links: Links = field(default_factory=dict)
 
     def score(self) -> float:
         """How full the node is (HAMi pkg/scheduler/policy/node_policy.go)."""
@@ -114,9 +105,6 @@ class SchedulerSettings:
     memory_factor: int = 1
     gpu_policy: str = "spread"
     node_policy: str = "binpack"
-    gpu_core_policy: str = "default"
-    runtime_class_name: str = ""
-    overwrite_env: bool = False
     kube_qps: float = 5.0
     kube_burst: int = 10
 
@@ -135,10 +123,6 @@ class SchedulerSettings:
         return replace(self, kube_qps=500.0, kube_burst=1000)
 
 
-Reasons = Mapping[str, int]
-"""Why GPUs were not chosen: reason → number of GPUs."""
-
-
 # What a pod asks for: its resource limits, and the annotations by which it restricts its GPUs.
 #
 # Source: HAMi v2.10 pkg/device/devices.go:Resourcereqs, pkg/scheduler/policy/gpu_policy.go,
@@ -149,10 +133,6 @@ MEMORY: Final = "nvidia.com/gpumem"
 MEMORY_PERCENT: Final = "nvidia.com/gpumem-percentage"
 CORES: Final = "nvidia.com/gpucores"
 PRIORITY: Final = "nvidia.com/priority"
-WEIGHTS: Final = "hami.io/device-scoring-weights"
-_WEIGHTS: Final = ("slot", "core", "memory")
-_INTEGER: Final = re.compile(r"[+-]?0*[0-9]{1,19}", re.ASCII)
-_INT64_MAX: Final = 2**63 - 1
 _GO_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 
 
@@ -208,10 +188,6 @@ def container_request(container: Json, settings: SchedulerSettings) -> Container
     return read_request(amounts.get(COUNT, 0), amounts, settings.rules)
 
 
-class BadWeightsError(Exception):
-    """The pod's scoring weights cannot be read; the text is the scheduler's."""
-
-
 @dataclass(frozen=True, slots=True)
 class Steering:
     """A pod's constraints on its GPUs; None if it has none of a kind."""
@@ -224,17 +200,11 @@ class Steering:
     numa_bind: bool
     gpu_policy: str
     node_policy: str
-    weights: Weights
 
     @property
     def is_mutex(self) -> bool:
         """Whether the pod wants GPUs that no other pod uses."""
         return "mutex" in _split(self.gpu_policy)
-
-    @property
-    def needs_topology(self) -> bool:
-        """Whether the GPUs are chosen by their connections."""
-        return "topology-aware" in _split(self.gpu_policy)
 
     def admits_type(self, gpu: RegisteredGpu) -> bool:
         """Whether model and mode of the GPU suit the pod."""
@@ -256,11 +226,7 @@ class Steering:
 
 
 def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -> Steering:
-    """The constraints in a pod's annotations.
-
-    Raises:
-        BadWeightsError: the scoring weights are incomplete or not numbers.
-    """
+    """The constraints in a pod's annotations. Weights for the score are not modelled."""
     return Steering(
         use_types=_wish(annotations.get("nvidia.com/use-gputype", "")),
         avoid_types=_wish(annotations.get("nvidia.com/nouse-gputype", "")),
@@ -270,26 +236,25 @@ def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -
         numa_bind=annotations.get("nvidia.com/numa-bind", "") in _GO_TRUE,
         gpu_policy=annotations.get("hami.io/gpu-scheduler-policy", settings.gpu_policy),
         node_policy=annotations.get("hami.io/node-scheduler-policy", settings.node_policy),
-        weights=_read_weights(annotations.get(WEIGHTS)),
     )
 
 
 def _sort_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
-    policy, bind, weights = steering.gpu_policy, steering.numa_bind, steering.weights
+    policy, bind = steering.gpu_policy, steering.numa_bind
     if "," in policy or policy == "numa":
         return _chain_key(steering)
     if policy == "mutex":
         return lambda gpu: (-gpu.load.slots, gpu.capacity.numa)
     sign = 1 if policy == "binpack" else -1
     if bind:
-        return lambda gpu: (-sign * gpu.capacity.numa, sign * gpu.score(weights))
-    return lambda gpu: (sign * gpu.score(weights), gpu.capacity.numa)
+        return lambda gpu: (-sign * gpu.capacity.numa, sign * gpu.score)
+    return lambda gpu: (sign * gpu.score, gpu.capacity.numa)
 
 
 def _chain_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
     keys: dict[str, Callable[[GpuView], float]] = {
-        "binpack": lambda gpu: gpu.score(steering.weights),
-        "spread": lambda gpu: -gpu.score(steering.weights),
+        "binpack": lambda gpu: gpu.score,
+        "spread": lambda gpu: -gpu.score,
         "numa": lambda gpu: gpu.capacity.numa,
     }
     names = [word for word in _split(steering.gpu_policy) if word in keys] or ["spread"]
@@ -310,34 +275,3 @@ def _wish(text: str) -> tuple[str, ...] | None:
 def _is_like(gpu: RegisteredGpu, words: Sequence[str]) -> bool:
     name = gpu.type_name.upper()
     return any(word.upper() in name for word in words)
-
-
-def _read_weights(text: str | None) -> Weights:
-    """The weights, as HAMi v2.10 pkg/util/device_scoring_weights.go reads and refuses them."""
-    if text is None:
-        return Weights()
-    parts, detail = text.split(","), ""
-    if len(parts) != len(_WEIGHTS):
-        detail = "expected slot, core, and memory weights"
-    numbers: dict[str, int] = {}
-    for name, equals, number in (map(str.strip, part.partition("=")) for part in parts):
-        value = int(number) if _INTEGER.fullmatch(number) else None
-        is_int64 = value is not None and -_INT64_MAX - 1 <= value <= _INT64_MAX
-        faults = (
-            ("expected key=value entries", not equals),
-            (f"duplicate {_quoted(name)} weight", name in numbers),
-            (f"{_quoted(name)} weight must be an integer", not is_int64),
-            (f"{_quoted(name)} weight must not be negative", (value or 0) < 0),
-            (f"unknown weight {_quoted(name)}", name not in _WEIGHTS),
-        )
-        detail = detail or next((said for said, applies in faults if applies), "")
-        numbers[name] = value or 0
-    if not any(numbers.values()):
-        detail = detail or "at least one weight must be positive"
-    if detail:
-        raise BadWeightsError(f"invalid {WEIGHTS} annotation {_quoted(text)}: {detail}")
-    return Weights(**numbers)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

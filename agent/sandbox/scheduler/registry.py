@@ -1,36 +1,28 @@
-"""The registered nodes and their GPUs: how and when each scheduler version reads an annotation.
+"""What the scheduler knows: the registered nodes with their GPUs, the pods' use of them, quotas.
 
-Source: HAMi v2.7.1 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth and
-GetNodeDevices, pkg/device/devices.go:CheckHealth.
+Source: HAMi v2.10 pkg/scheduler/scheduler.go (register, onAddPod, onUpdatePod, onDelPod), pods.go,
+pkg/device/devices.go:CheckHealth, pkg/device/nvidia/device.go, pkg/device/quota.go.
 """
 
 import contextlib
 import datetime as dt
-import enum
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
-
-import msgspec
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from agent import cluster as annotations
 from agent.errors import MalformedText, cap
-from agent.hami.annotations import Int64, RegisteredGpu, decode_either, is_json_form
-from agent.model import GpuUuid
-from agent.sandbox.scheduler.model import (
-    COUNT,
-    GpuView,
-    Links,
-    Load,
-    RegisteredNode,
-    parse_quantity,
-)
+from agent.hami.annotations import RegisteredGpu, decode_either, decode_pod_devices, is_json_form
+from agent.model import GpuUuid, Share
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import GpuView, Load, RegisteredNode, parse_quantity
 from agent.sandbox.store import Json
 
+TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 REQUESTING: Final = "Requesting"
-DELETED: Final = "Deleted"
-_WORDS: Final = ("Reported", REQUESTING, DELETED)
+_WORDS: Final = ("Reported", REQUESTING, "Deleted")
 """An agent's or plugin's: the report is new. The scheduler's: it read the report and waits; nobody
 answered, and the node's GPUs are dropped."""
 _STALE: Final = dt.timedelta(seconds=60)
@@ -62,93 +54,29 @@ def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
     return word, stamp
 
 
-class Version(enum.Enum):
-    """The releases of HAMi's scheduler that read a Node in the same way."""
-
-    V2_7 = "2.5 to 2.7.1"
-    V2_8 = "2.8"
-    V2_9 = "2.9"
-    V2_10 = "2.10"
-
-    @property
-    def reads_json(self) -> bool:
-        """True from 2.8 on. Earlier releases read records of fields."""
-        return self is not Version.V2_7
-
-    @property
-    def marks_deleted(self) -> bool:
-        """True if a dropped node gets `Deleted_<now>`. Later releases remove its handshake.
-
-        These releases ignore a node while its annotation cannot be decoded.
-        """
-        return self is not Version.V2_10
-
-
-@dataclass(slots=True)
-class NodeSighting:
-    """The last seen state of a node, with which the refresh rule compares."""
-
-    allocatable: int = 0
-    annotation: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkup:
-    """The refresh rule's answer. `asks`: write `Requesting_<now>`."""
+class Checkup(NamedTuple):
+    """What HAMi's refresh rule says of a node. `asks`: write `Requesting_<now>`."""
 
     healthy: bool
     refresh: bool
-    asks: bool = False
+    asks: bool
 
 
-def check_node(
-    seen: NodeSighting, node: Json, now: dt.datetime, version: Version = Version.V2_10
-) -> Checkup:
-    """Apply the version's refresh rule to one node, and update `seen`."""
-    noted = node["metadata"].get("annotations") or {}
-    offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT, "")
-    allocatable, before = parse_quantity(offered) or 0, seen.allocatable
-    checkup = _check_handshake(noted.get(annotations.HANDSHAKE, ""), allocatable, now, version)
-    if not version.reads_json or allocatable == before == 0:
-        return checkup
-    # From 2.8 on the slices that the kubelet offers are compared; from 2.10 on also the text.
-    text = noted.get(annotations.REGISTER, "")
-    is_new = version is Version.V2_10 and text != seen.annotation
-    seen.allocatable, seen.annotation = allocatable, text
-    if allocatable == 0:
-        return Checkup(healthy=False, refresh=checkup.refresh, asks=checkup.asks)
-    if allocatable != before:
-        return Checkup(healthy=True, refresh=True, asks=checkup.asks)
-    return Checkup(checkup.healthy, checkup.refresh or is_new, checkup.asks)
-
-
-def _check_handshake(text: str, allocatable: int, now: dt.datetime, version: Version) -> Checkup:
-    """The rule of the handshake. 2.8 has none for NVIDIA's GPUs."""
-    try:
-        stamp = dt.datetime.strptime(text.partition("_")[2], _STAMP).replace(tzinfo=dt.UTC)
+def check_node(seen: dict[str, object], node: Json, now: dt.datetime) -> Checkup:
+    """Apply HAMi's refresh rule to one node. `seen`: the node as last seen, by name; updated."""
+    name, noted = node["metadata"]["name"], node["metadata"].get("annotations") or {}
+    offered = ((node.get("status") or {}).get("allocatable") or {}).get(model.COUNT, "")
+    handshake, allocatable = noted.get(annotations.HANDSHAKE, ""), parse_quantity(offered) or 0
+    asks, is_fresh = REQUESTING not in handshake, True
+    with contextlib.suppress(ValueError):  # a request without a time never runs out
+        stamp = dt.datetime.strptime(handshake.partition("_")[2], _STAMP).replace(tzinfo=dt.UTC)
         is_fresh = now - stamp < _STALE
-    except ValueError:
-        # Up to 2.7.1 a request without a time has run out; later it never does.
-        is_fresh = version.reads_json
-    if version is Version.V2_8:
-        return Checkup(healthy=True, refresh=False)
-    if REQUESTING in text:
-        is_served = version.reads_json and allocatable > 0
-        return Checkup(healthy=is_fresh or is_served, refresh=False)
-    is_dropped = version is Version.V2_7 or (version is Version.V2_9 and is_fresh)
-    if DELETED in text and is_dropped:
-        return Checkup(healthy=True, refresh=False)
-    return Checkup(healthy=True, refresh=True, asks=True)
-
-
-def decode(text: str, version: Version | None) -> tuple[RegisteredGpu, ...] | None:
-    """The GPUs that the version reads, or None if it cannot; `version` None: one that reads it."""
-    if version is not None and version.reads_json != is_json_form(text):
-        return None
-    try:
-        return decode_either(text)
-    except MalformedText:
-        return None
+    sight = (allocatable, noted.get(annotations.REGISTER, "")) if allocatable else None
+    before = seen.get(name)
+    seen[name] = sight
+    if sight is None:
+        return Checkup(before is None and (asks or is_fresh), asks, asks)
+    return Checkup(True, asks or sight != before, asks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +85,27 @@ class Offer:
 
     gpus: tuple[RegisteredGpu, ...]
     cordoned: frozenset[str] = frozenset()
-    links: Links = field(default_factory=dict)
 
     def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode:
         """The node with the use of its GPUs."""
         states = tuple(GpuView(gpu, loads.get(gpu.uuid, Load())) for gpu in self.gpus)
-        return RegisteredNode(name, states, self.cordoned, self.links)
+        return RegisteredNode(name, states, self.cordoned)
+
+
+def read_offer(noted: Mapping[str, str], *, is_json: bool = True) -> Offer | None:
+    """The offer of a Node's annotations; None if there is none or it cannot be decoded.
+
+    HAMi reads only JSON; not `is_json`: whatever form its scheduler reads.
+    """
+    text = noted.get(annotations.REGISTER, "")
+    if is_json and not is_json_form(text):
+        return None
+    try:
+        gpus = decode_either(text)
+    except MalformedText:
+        return None
+    cordoned = {word.strip() for word in noted.get(annotations.CORDON, "").split(",")} - {""}
+    return Offer(gpus, frozenset(cordoned))
 
 
 class Registry:
@@ -171,10 +114,9 @@ class Registry:
     `changes` counts the changes of the offers.
     """
 
-    def __init__(self, version: Version = Version.V2_10) -> None:
+    def __init__(self) -> None:
         self.changes = 0
-        self._version = version
-        self._seen: dict[str, NodeSighting] = {}
+        self._seen: dict[str, object] = {}
         self._nodes: dict[str, Offer] = {}
 
     def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
@@ -183,18 +125,12 @@ class Registry:
         As in HAMi, the former offer stays if the text cannot be decoded.
         """
         name = node["metadata"]["name"]
-        offer = read_offer(node["metadata"].get("annotations") or {}, self._version)
-        if offer is None and self._version.marks_deleted:
-            return {}
-        checkup = check_node(self._seen.setdefault(name, NodeSighting()), node, now, self._version)
-        if checkup.healthy:
-            if checkup.refresh and offer is not None:
-                self.changes += self._nodes.get(name) != offer
-                self._nodes[name] = offer
-        elif self._version.marks_deleted:
-            self.changes += self._nodes.pop(name, None) is not None
-            return {annotations.HANDSHAKE: f"{DELETED}_{now.strftime(_STAMP)}"}
-        elif name in self._nodes:
+        offer = read_offer(node["metadata"].get("annotations") or {})
+        checkup = check_node(self._seen, node, now)
+        if checkup.healthy and checkup.refresh and offer is not None:
+            self.changes += self._nodes.get(name) != offer
+            self._nodes[name] = offer
+        elif not checkup.healthy and name in self._nodes:
             self.forget(name)
             return {annotations.HANDSHAKE: None}
         stamp = f"{REQUESTING}_{now.strftime(_STAMP)}"
@@ -211,25 +147,130 @@ class Registry:
         return offer.state(name, loads) if offer else None
 
 
-class _PairPoints(msgspec.Struct, frozen=True):
-    """One GPU's points with the others. Source: HAMi pkg/device/devices.go, DecodePairScores."""
-
-    uuid: GpuUuid = GpuUuid("")
-    score: dict[GpuUuid, Int64] = {}
+# The use of GPUs. Kubernetes counts the requests of pods against a ResourceQuota; HAMi counts what
+# it gave them.
 
 
-def read_offer(noted: Mapping[str, str], version: Version | None = Version.V2_10) -> Offer | None:
-    """The offer of a Node's annotations; None if there is none or it cannot be decoded.
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The shares of one pod on one node: groups as written, init containers first."""
 
-    `version`: the scheduler that reads it; None: the one for which it was written.
+    node: str
+    groups: Sequence[Sequence[Share]]
+    inits: int
+    is_past_init: bool = False
+    namespace: str = ""
+
+    def loads(self) -> Mapping[GpuUuid, Load]:
+        """Per GPU: max(peak of the init containers, sum of the others)."""
+        inits: defaultdict[GpuUuid, list[Load]] = defaultdict(list)
+        apps: defaultdict[GpuUuid, list[Load]] = defaultdict(list)
+        first = self.inits if self.is_past_init else 0
+        for position, group in enumerate(self.groups[first:], first):
+            for one in group:
+                found = inits if position < self.inits else apps
+                found[one.uuid].append(Load(1, one.memory_mib, one.core_percent))
+        return {uuid: model.peak_of(inits[uuid], apps[uuid]) for uuid in {*inits, *apps}}
+
+
+class Usage:
+    """The reservations of all pods that count, by UID."""
+
+    def __init__(self) -> None:
+        self._reservations: dict[str, Reservation] = {}
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._reservations
+
+    def observe(self, pod: Json) -> None:
+        """Take in a pod that was added or changed. Groups that cannot be decoded do not count.
+
+        The groups are read when the pod is first seen, with the init containers' peak. The peak
+        ends with the first later event in which all of them have succeeded, and never comes back.
+        """
+        metadata, uid = pod["metadata"], pod["metadata"]["uid"]
+        noted = metadata.get("annotations") or {}
+        node, known = noted.get(annotations.VGPU_NODE), self._reservations.get(uid)
+        if pod["status"].get("phase") in TERMINAL:
+            self.forget(uid)
+        elif node is None or metadata.get("deletionTimestamp"):
+            return
+        elif known is not None:
+            # A late watch event can still have the node of an earlier placement.
+            past = known.is_past_init or has_passed_init(pod)
+            self._reservations[uid] = replace(known, is_past_init=past)
+        else:
+            with contextlib.suppress(MalformedText):
+                groups = decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
+                namespace = metadata.get("namespace", "")
+                found = Reservation(node, groups, model.init_count(pod), namespace=namespace)
+                self._reservations[uid] = found
+
+    def reserve(self, uid: str, reservation: Reservation) -> None:
+        """Count a pod that was just placed. It replaces the pod's earlier reservation."""
+        self._reservations[uid] = reservation
+
+    def forget(self, uid: str) -> None:
+        """Stop counting a pod."""
+        self._reservations.pop(uid, None)
+
+    def held(self, namespace: str) -> Load:
+        """The sum that the pods of a namespace hold on all GPUs."""
+        mine = (one for one in self._reservations.values() if one.namespace == namespace)
+        return sum((load for one in mine for load in one.loads().values()), Load())
+
+    def loads(self, node: str) -> Mapping[GpuUuid, Load]:
+        """The use of each GPU of a node."""
+        total: defaultdict[GpuUuid, Load] = defaultdict(Load)
+        for reservation in self._reservations.values():
+            if reservation.node == node:
+                for uuid, load in reservation.loads().items():
+                    total[uuid] += load
+        return total
+
+
+def has_passed_init(pod: Json) -> bool:
+    """True once every init container that has a status ended with exit code 0."""
+    statuses = pod["status"].get("initContainerStatuses") or ()
+    ended = [((status.get("state") or {}).get("terminated") or {}) for status in statuses]
+    return bool(ended) and all(end.get("exitCode") == 0 for end in ended)
+
+
+class Quotas:
+    """The limits of all namespaces. If several quotas limit one resource, the last seen counts.
+
+    `memory_factor` multiplies limits on memory, like requests.
     """
-    gpus = decode(noted.get(annotations.REGISTER, ""), version)
-    try:
-        scores = noted.get(annotations.SCORE, "[]")
-        points = msgspec.json.decode(scores, type=tuple[_PairPoints, ...])
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        return None  # HAMi rejects the whole Node
-    if gpus is None:
-        return None
-    cordoned = {word.strip() for word in noted.get(annotations.CORDON, "").split(",")} - {""}
-    return Offer(gpus, frozenset(cordoned), {one.uuid: one.score for one in points})
+
+    def __init__(self, usage: Usage, memory_factor: int) -> None:
+        self._usage = usage
+        self._factor = max(memory_factor, 1)
+        self._limits: dict[str, dict[str, int]] = defaultdict(dict)
+        self._seen: dict[tuple[str, str], Json] = {}
+
+    def see(self, kind: str, quota: Json) -> None:
+        """Take in a ResourceQuota that was ADDED, MODIFIED or DELETED.
+
+        Its former limits end, even if another quota has the same limit.
+        """
+        namespace, name = quota["metadata"]["namespace"], quota["metadata"]["name"]
+        for resource in _hard(self._seen.pop((namespace, name), {})):
+            self._limits[namespace].pop(resource, None)
+        if kind != "DELETED":
+            self._seen[namespace, name] = quota
+            self._limits[namespace] |= _hard(quota)
+
+    def fits(self, namespace: str, memory_mib: int, core_percent: int) -> bool:
+        """Whether the namespace may hold this much more. A limit of 0 blocks all."""
+        limits = self._limits[namespace]
+        held = self._usage.held(namespace) if limits else Load()
+        memory = limits.get(model.MEMORY, float("inf")) * self._factor
+        cores = limits.get(model.CORES, float("inf"))
+        return held.memory_mib + memory_mib <= memory and held.core_percent + core_percent <= cores
+
+
+def _hard(quota: Json) -> dict[str, int]:
+    """HAMi's limits in the quota. A value that is not a whole number is ignored."""
+    hard = (quota.get("spec") or {}).get("hard") or {}
+    found = {key: parse_quantity(hard.get(f"limits.{key}")) for key in (model.MEMORY, model.CORES)}
+    return {resource: limit for resource, limit in found.items() if limit is not None}

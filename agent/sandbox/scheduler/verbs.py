@@ -1,43 +1,41 @@
-"""HAMi's part of scheduling: its state of nodes and pods, the node lock, and its verbs.
+"""HAMi's part of scheduling: its verbs, the node lock, its client's queue and its Events.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go, pkg/device/nvidia/device.go:LockNode,
-pkg/util/nodelock/nodelock.go (LockNode, SetNodeLock, ReleaseNodeLock). The number and order of the
-requests are HAMi's, because each waits in the client's queue.
+pkg/util/nodelock/nodelock.go; client-go's util/flowcontrol with the values of HAMi's
+`--kube-qps` and `--kube-burst`. The number and order of the requests are HAMi's, because each
+waits in the client's queue.
 """
 
 import asyncio
 import datetime as dt
+import hashlib
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn, Protocol
 
 import structlog
 
 from agent import cluster as annotations
-from agent.cluster import NodeLock
 from agent.errors import MalformedText
 from agent.hami.annotations import TYPE_WORD, decode_node_lock, encode_stamp
-from agent.kit.tasks import Backoff
+from agent.kit.tasks import Allowance
 from agent.model import Share
 from agent.ports import Clock
-from agent.sandbox.scheduler.cluster import EventRecorder, QueuedCluster, SchedulerCluster
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Filtered, Groups, Notice, filter_pod
 from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, init_count, pod_requests
-from agent.sandbox.scheduler.registry import REQUESTING, Registry
-from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
-from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
-from agent.sandbox.store import Json, NotFoundError, StatusError
+from agent.sandbox.scheduler.registry import REQUESTING, Quotas, Registry, Reservation, Usage
+from agent.sandbox.store import Json, NotFoundError, ObjectStore, StatusError
 
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
 """Between the five tries of a write, as said in _STRATEGY."""
-_JITTER: Final = 0.5
 _STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
+_CONTENTION: Final = ": node lock contention"
 LOCK_TIMEOUT: Final = 300
 """Seconds until a lock may be taken over."""
-_CONTENTION: Final = ": node lock contention"
-log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
+log = structlog.get_logger(__name__)
 
 
 def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
@@ -59,12 +57,112 @@ def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
     )
 
 
+class SchedulerCluster(Protocol):
+    """The reads and writes of the scheduler."""
+
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        """One request: get, create, a merge patch, or bind of a pod; returns the object.
+
+        `where`: resource, namespace (ignored for nodes) and name. A patch that names a
+        resourceVersion is only for this version of the object. Raises StatusError.
+        """
+
+
+class StoreCluster:
+    """Implements the port over an object store in this process; it never waits."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        """See `SchedulerCluster.request`."""
+        given, (resource, namespace, name) = body or {}, where
+        match verb:
+            case "get":
+                return self.store.get(resource, namespace, name)
+            case "create":
+                return self.store.create(resource, given)
+            case "patch":
+                version = given.get("metadata", {}).get("resourceVersion")
+                return self.store.update(
+                    *(resource, namespace, name),
+                    lambda held: merge_patch(held, given),
+                    resource_version=version,
+                )
+            case _:
+                node, uid = given["target"]["name"], given["metadata"]["uid"]
+                return self.store.bind(namespace, name, node, uid=uid)
+
+
+class QueuedCluster:
+    """Another port behind the limit of a client: `burst` requests at once, then `rate` a second.
+
+    Requests are sent in the order of their calls; one that waits delays only its caller.
+    """
+
+    def __init__(self, cluster: SchedulerCluster, rate: float, burst: int) -> None:
+        self._cluster = cluster
+        self._allowance = Allowance(burst, 1 / rate)
+
+    async def turn(self) -> None:
+        """Wait until the next request may be sent."""
+        now = asyncio.get_running_loop().time()
+        wait = self._allowance.wait(now)
+        self._allowance.spend(now)
+        if wait:
+            await asyncio.sleep(wait)
+
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        """See `SchedulerCluster.request`."""
+        await self.turn()
+        return await self._cluster.request(verb, *where, body=body)
+
+
+class EventRecorder:
+    """Writes Events whose source is `component`; each is written when `record` returns.
+
+    As client-go's tools/record: one request for each Event, POST, then PATCH for the same text.
+    """
+
+    def __init__(self, cluster: SchedulerCluster, clock: Clock, component: str) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._component = component
+        self._written: dict[tuple[str, str, str], str] = {}
+        """The name of the Event of each UID, reason and text."""
+
+    async def record(self, pod: Json, notice: Notice) -> None:
+        """Write one Event about a pod, or the new time of one with the same text."""
+        metadata, now = pod["metadata"], self._clock.now()
+        key, stamp = (metadata["uid"], notice.reason, notice.message), encode_stamp(now)
+        where, verb = ("events", metadata["namespace"]), "patch"
+        body: Json = {"lastTimestamp": stamp}
+        if key not in self._written:
+            text = f"{' '.join(key)} {int(now.timestamp() * 1e6)}".encode()
+            self._written[key] = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
+            about = {part: metadata[part] for part in ("namespace", "name", "uid")}
+            verb, body = (
+                "create",
+                {
+                    "metadata": {"name": self._written[key], "namespace": metadata["namespace"]},
+                    "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+                    "type": notice.type,
+                    "reason": notice.reason,
+                    "message": notice.message,
+                    "source": {"component": self._component},
+                    "firstTimestamp": stamp,
+                    "lastTimestamp": stamp,
+                },
+            )
+        try:
+            await self._cluster.request(verb, *where, self._written[key], body=body)
+        except StatusError as refusal:
+            del self._written[key]  # one that was removed is written anew next time
+            log.warning("scheduler.event_lost", reason=notice.reason, err=str(refusal))
+
+
 class LockError(Exception):
     """The lock cannot be taken; the text is the scheduler's."""
-
-
-class ContentionError(LockError):
-    """Another existing pod holds the lock; it is not tried again."""
 
 
 class NodeLocks:
@@ -73,102 +171,81 @@ class NodeLocks:
     Writes to the lock of one node are serialised; the first read of `take` is not.
     """
 
-    def __init__(self, cluster: SchedulerCluster, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, cluster: SchedulerCluster, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._rng = rng
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def take(self, node_name: str, pod: Json) -> None:
+    async def take(self, node: str, pod: Json) -> None:
         """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
 
         Raises:
-            ContentionError: another existing pod took it less than LOCK_TIMEOUT ago.
-            LockError: the text is not a lock, or it could not be written.
+            LockError: another existing pod took it less than LOCK_TIMEOUT ago; the text is not a
+                lock; it could not be written.
             StatusError: the API server refuses the read.
         """
-        text = _lock_of(await self._node(node_name))
-        if text is not None:
-            lock = parse_lock(text)
-            if (self._clock.now() - lock.stamp).total_seconds() <= LOCK_TIMEOUT:
-                if (lock.namespace, lock.name) == _owner(pod):
-                    return
-                if lock.owner is None or await self._is_alive(*lock.owner):
-                    said = f"node {node_name} has been locked within 5m0s"
-                    raise ContentionError(said + _CONTENTION)
-            await self._remove(node_name, pod, whoever=True)
-        await self._set(node_name, pod)
+        owner, first = _owner(pod), (await self._read(node))[0]
 
-    async def release(self, node_name: str, pod: Json) -> None:
-        """Remove the pod's lock, or one without an owner; any other stays.
+        def lock(held: str | None) -> str:
+            # The time is taken before the wait in the queue.
+            if held is not None and not held.endswith(",{},{}".format(*owner)):
+                raise LockError(f"node {node} is locked{_CONTENTION}")
+            return held or encode_node_lock(self._clock.now(), *owner)
 
-        Raises:
-            LockError: it could not be written.
-            StatusError: the API server refuses the read.
-        """
-        await self._remove(node_name, pod, whoever=False)
-
-    async def _set(self, node_name: str, pod: Json) -> None:
-        """Write the lock if there is none. Its time is taken before the wait in the queue."""
-        owner = _owner(pod)
-
-        async def write() -> None:
-            node = await self._node(node_name)
-            held = _lock_of(node)
-            if held is None:
-                await self._patch(node, encode_node_lock(self._clock.now(), *owner))
-            elif not held.endswith(",{},{}".format(*owner)):
-                raise ContentionError(f"node {node_name} is locked")
-
-        async with self._turns[node_name]:
-            if _lock_of(await self._node(node_name)) is not None:
-                raise ContentionError(f"node {node_name} is locked{_CONTENTION}")
-            await self._insist("set", node_name, write)
-
-    async def _remove(self, node_name: str, pod: Json, *, whoever: bool) -> None:
-        """Remove the lock as first read, if it is the pod's, without an owner, or `whoever`."""
-        ending = ",{},{}".format(*_owner(pod))
-        async with self._turns[node_name]:
-            first = _lock_of(await self._node(node_name))
-            if first is None or not (whoever or "," not in first or first.endswith(ending)):
-                return
-
-            async def write() -> None:
-                node = await self._node(node_name)
-                held = _lock_of(node)
-                if held is None:
-                    return
-                by_text = whoever or "," not in held
-                if (held == first) if by_text else held.endswith(ending):
-                    await self._patch(node, None)
-
-            await self._insist("release", node_name, write)
-
-    async def _insist(
-        self, verb: str, node_name: str, write: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Try a refused write up to five times in all. ContentionError ends it at once."""
-        pauses = Backoff(_PAUSES, _JITTER, self._rng)
-        said = f"failed to {verb} node lock (node={node_name}, retry strategy={_STRATEGY})"
-        for tries_left in reversed(range(len(_PAUSES) + 1)):
+        if first is not None:
             try:
-                return await write()
-            except ContentionError as taken:
-                raise ContentionError(f"{said}: {taken}{_CONTENTION}") from taken
-            except StatusError as refusal:
-                if not tries_left:
-                    raise LockError(f"{said}: {refusal}") from refusal
-                await asyncio.sleep(pauses.next())
+                known = decode_node_lock(first)
+            except MalformedText as malformed:
+                raise LockError(f"malformed lock annotation: {malformed}") from malformed
+            if (self._clock.now() - known.stamp).total_seconds() <= LOCK_TIMEOUT:
+                if (known.namespace, known.name) == owner:
+                    return
+                if known.owner is None or await self._is_alive(*known.owner):
+                    raise LockError(f"node {node} has been locked within 5m0s{_CONTENTION}")
+            await self._change("release", node, lambda held: None if held == first else held)
+        await self._change("set", node, lock)
+
+    async def release(self, node: str, pod: Json) -> None:
+        """Remove the pod's lock, or one without an owner. If that fails, its timeout ends it."""
+        ending = ",{},{}".format(*_owner(pod))
+
+        def free(held: str | None) -> str | None:
+            return None if held is None or "," not in held or held.endswith(ending) else held
+
+        try:
+            await self._change("release", node, free)
+        except (LockError, StatusError) as failure:
+            log.warning("scheduler.lock_not_released", node=node, err=str(failure))
+
+    async def _change(
+        self, verb: str, node: str, change: Callable[[str | None], str | None]
+    ) -> None:
+        """Write the changed text of the lock. A refused write is tried five times in all."""
+        async with self._turns[node]:
+            held, _ = await self._read(node)
+            if change(held) == held:
+                return None
+            for pause in (*_PAUSES, None):
+                try:
+                    return await self._write(node, change)
+                except StatusError as refusal:
+                    if pause is None:
+                        said = f"{verb} node lock (node={node}, retry strategy={_STRATEGY})"
+                        raise LockError(f"failed to {said}: {refusal}") from refusal
+                    await asyncio.sleep(pause)
         return None
 
-    async def _node(self, node_name: str) -> Json:
-        return await self._cluster.request("get", "nodes", "", node_name)
+    async def _write(self, node: str, change: Callable[[str | None], str | None]) -> None:
+        held, version = await self._read(node)
+        if (text := change(held)) != held:
+            metadata = {"annotations": {annotations.MUTEX_LOCK: text}} | version
+            await self._cluster.request("patch", "nodes", "", node, body={"metadata": metadata})
 
-    async def _patch(self, node: Json, text: str | None) -> None:
-        metadata = node["metadata"]
-        patch = {"metadata": {"annotations": {annotations.MUTEX_LOCK: text}}}
-        version = metadata["resourceVersion"]
-        await self._cluster.request("patch", "nodes", "", metadata["name"], patch, version=version)
+    async def _read(self, node: str) -> tuple[str | None, Json]:
+        """The text of the lock, and which version of the Node has it."""
+        metadata = (await self._cluster.request("get", "nodes", "", node))["metadata"]
+        text = (metadata.get("annotations") or {}).get(annotations.MUTEX_LOCK)
+        return text, {"resourceVersion": metadata["resourceVersion"]}
 
     async def _is_alive(self, namespace: str, name: str) -> bool:
         try:
@@ -176,25 +253,6 @@ class NodeLocks:
         except NotFoundError:
             return False
         return True
-
-
-def parse_lock(text: str) -> NodeLock:
-    """Parse a lock. Raises LockError, whose text is that of HAMi and of Go."""
-    stamp, *names = text.split(",")
-    if len(names) not in (0, 2):
-        parts = len(names) + 1
-        raise LockError(f"malformed lock annotation: expected 3 parts, got {parts} from {text}")
-    try:
-        return decode_node_lock(text)
-    except MalformedText as malformed:
-        # Go names the first part that is wrong; this one is right for a text without a year.
-        layout, wrong = "2006-01-02T15:04:05Z07:00", f'cannot parse "{stamp}" as "2006"'
-        raise LockError(f'parsing time "{stamp}" as "{layout}": {wrong}') from malformed
-
-
-def _lock_of(node: Json) -> str | None:
-    text: str | None = (node["metadata"].get("annotations") or {}).get(annotations.MUTEX_LOCK)
-    return text
 
 
 def _owner(pod: Json) -> tuple[str, str]:
@@ -250,7 +308,7 @@ class HamiVerbs:
         self._registry = Registry()
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
-        self._locks = NodeLocks(self.queue, clock, rng)
+        self._locks = NodeLocks(self.queue, clock)
         self._pods: dict[tuple[str, str], Json] = {}
         self._signatures: dict[str, object] = {}
         """Pods and Nodes as last seen: the bind of HAMi 2.9 and later reads them from here."""
@@ -271,8 +329,7 @@ class HamiVerbs:
             return False
         self._signatures[name] = signature
         if kind == "ADDED" or self._eager:
-            async with self._registering:
-                await self._ingest(node)
+            await self.ingest([node])
         return True
 
     def see_pod(self, kind: str, pod: Json) -> None:
@@ -285,12 +342,24 @@ class HamiVerbs:
             self.usage.observe(pod)
 
     async def ingest(self, nodes: Sequence[Json]) -> bool:
-        """Ingest all nodes, as HAMi does every 15 s. Returns whether an offer changed."""
+        """Ingest nodes, all of them every 15 s as HAMi does. Returns whether an offer changed."""
         before = self._registry.changes
         async with self._registering:
             for node in nodes:
-                await self._ingest(node)
+                if writes := self._registry.ingest(node, self._clock.now()):
+                    await self._write_handshake(node["metadata"]["name"], writes)
         return self._registry.changes != before
+
+    async def _write_handshake(self, name: str, writes: Any) -> None:  # noqa: ANN401 -- a patch
+        patch = {"metadata": {"annotations": writes}}
+        try:
+            # As in HAMi, an unused read comes first.
+            await self.queue.request("get", "nodes", "", name)
+            node = await self.queue.request("patch", "nodes", "", name, body=patch)
+        except StatusError as refusal:  # written again at the next ingestion
+            log.info("scheduler.handshake_lost", node=name, err=str(refusal))
+        else:
+            self._signatures[name] = _signature(node)
 
     async def filter(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose a node for the pod, reserve its shares there and write them on the pod.
@@ -302,26 +371,32 @@ class HamiVerbs:
         """
         async with self._registering:
             pass  # wait while nodes are ingested
-        metadata = pod["metadata"]
         filtered = self._decide(pod, candidates)
         if filtered.groups is not None:
             seconds = int(self._clock.now().timestamp())
-            changes = placement_patch(filtered.nodes[0], filtered.groups, seconds)
+            patch = placement_patch(filtered.nodes[0], filtered.groups, seconds)
             try:
-                await self.queue.request(
-                    "patch", "pods", metadata["namespace"], metadata["name"], changes
-                )
+                await self.queue.request("patch", "pods", *_owner(pod), body=patch)
             except StatusError as refusal:
-                self.usage.forget(metadata["uid"])
+                self.usage.forget(pod["metadata"]["uid"])
                 self._tell(pod, WARNING, "FilteringFailed", str(refusal))
                 raise
         for notice in filtered.notices:
             self._events.put_nowait((pod, notice))
         return filtered
 
-    def review(self, pod: Json) -> WebhookAdmission:
-        """The webhook's answer for a new pod."""
-        return review_pod(pod, self.settings, self.quotas)
+    def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
+        """Choose and reserve without a wait, so that the next decision counts this one."""
+        uid = pod["metadata"]["uid"]
+        self.usage.forget(uid)
+        states = {name: self._registry.state(name, self.usage.loads(name)) for name in candidates}
+        registered = {name: state for name, state in states.items() if state is not None}
+        filtered = filter_pod(pod, candidates, registered, self.settings, self._rng, self.quotas)
+        if filtered.groups is not None:
+            node, namespace = filtered.nodes[0], pod["metadata"]["namespace"]
+            held = Reservation(node, filtered.groups, init_count(pod), namespace=namespace)
+            self.usage.reserve(uid, held)
+        return filtered
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
         """Lock the node, mark the pod as allocating, and bind it.
@@ -345,20 +420,24 @@ class HamiVerbs:
             annotations.BIND_PHASE: annotations.PHASE_ALLOCATING,
             annotations.BIND_TIME: str(int(self._clock.now().timestamp())),
         }
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
+        }
+        # A pod of which only init containers request GPUs takes no lock.
+        needs_lock = any(pod_requests(pod, self.settings)[init_count(pod) :])
+        where = ("pods", namespace, name)
         try:
-            if self._needs_lock(pod):
+            if needs_lock:
                 await self._locks.take(node_name, pod)
             patch = {"metadata": {"annotations": marks}}
-            await self.queue.request("patch", "pods", namespace, name, patch)
-            binding = {
-                "apiVersion": "v1",
-                "kind": "Binding",
-                "metadata": {"name": name, "namespace": namespace, "uid": uid},
-                "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
-            }
-            await self.queue.request("bind", "pods", namespace, name, binding)
+            await self.queue.request("patch", *where, body=patch)
+            await self.queue.request("bind", *where, body=binding)
         except (LockError, StatusError) as failure:
-            await self._release(pod, node_name)
+            if needs_lock:
+                await self._locks.release(node_name, pod)
             self._tell(pod, WARNING, "BindingFailed", str(failure))
             raise BindError(str(failure)) from failure
         text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
@@ -366,49 +445,6 @@ class HamiVerbs:
 
     def _tell(self, pod: Json, kind: str, reason: str, text: str) -> None:
         self._events.put_nowait((pod, Notice(kind, reason, text)))
-
-    async def _release(self, pod: Json, node_name: str) -> None:
-        """Release the pod's lock. If that fails, only the lock's timeout ends it."""
-        if not self._needs_lock(pod):
-            return
-        try:
-            await self._locks.release(node_name, pod)
-        except (LockError, StatusError) as failure:
-            log.warning("scheduler.lock_not_released", node=node_name, err=str(failure))
-
-    def _needs_lock(self, pod: Json) -> bool:
-        """Whether the pod takes the lock: not if only init containers request GPUs."""
-        return any(pod_requests(pod, self.settings)[init_count(pod) :])
-
-    def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
-        """Choose and reserve without a wait, so that the next decision counts this one."""
-        uid = pod["metadata"]["uid"]
-        self.usage.forget(uid)
-        states = {name: self._registry.state(name, self.usage.loads(name)) for name in candidates}
-        registered = {name: state for name, state in states.items() if state is not None}
-        filtered = filter_pod(pod, candidates, registered, self.settings, self._rng, self.quotas)
-        if filtered.groups is not None:
-            namespace = pod["metadata"]["namespace"]
-            held = Reservation(
-                filtered.nodes[0], filtered.groups, init_count(pod), namespace=namespace
-            )
-            self.usage.reserve(uid, held)
-        return filtered
-
-    async def _ingest(self, node: Json) -> None:
-        name = node["metadata"]["name"]
-        writes = self._registry.ingest(node, self._clock.now())
-        if not writes:
-            return
-        try:
-            # As in HAMi, an unused read comes first.
-            await self.queue.request("get", "nodes", "", name)
-            patch = {"metadata": {"annotations": writes}}
-            node = await self.queue.request("patch", "nodes", "", name, patch)
-        except StatusError as refusal:  # written again at the next ingestion
-            log.info("scheduler.handshake_lost", node=name, err=str(refusal))
-        else:
-            self._signatures[name] = _signature(node)
 
 
 def is_closed(node: Json) -> bool:
@@ -418,11 +454,7 @@ def is_closed(node: Json) -> bool:
 
 def _signature(node: Json) -> object:
     """The part of a Node whose change can make a pod fit or cause an ingestion."""
-    noted = node["metadata"].get("annotations") or {}
-    keys = (annotations.REGISTER, annotations.CORDON, annotations.MUTEX_LOCK)
-    return (
-        *(noted.get(key) for key in keys),
-        REQUESTING in noted.get(annotations.HANDSHAKE, ""),
-        ((node.get("status") or {}).get("allocatable") or {}).get(COUNT),
-        is_closed(node),
-    )
+    noted = dict(node["metadata"].get("annotations") or {})
+    is_asked = REQUESTING in noted.pop(annotations.HANDSHAKE, "")
+    offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT)
+    return noted, is_asked, offered, is_closed(node)

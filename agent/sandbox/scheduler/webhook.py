@@ -6,24 +6,12 @@ charts/hami/templates/scheduler/webhook.yaml.
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Final
 
 from agent.cluster import Requirement
-from agent.sandbox.scheduler.model import (
-    CORES,
-    COUNT,
-    MEMORY,
-    MEMORY_PERCENT,
-    PRIORITY,
-    SchedulerSettings,
-    all_containers,
-    init_count,
-    lookup,
-    pod_requests,
-    quantity_value,
-)
-from agent.sandbox.scheduler.usage import Quotas
+from agent.sandbox.scheduler import model
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load, SchedulerSettings
+from agent.sandbox.scheduler.registry import Quotas
 from agent.sandbox.store import ForbiddenError, Json, StatusError
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
@@ -32,37 +20,12 @@ REVIEWED: Final = Requirement("hami.io/webhook", ("ignore",), wanted=False)
 _DENIED: Final = 'admission webhook "vgpu.hami.io" denied the request: '
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookAdmission:
-    """The webhook's answer; `pod` is the pod as it is to be stored."""
-
-    pod: Json
-    is_allowed: bool = True
-    code: int = 200
-    message: str = ""
-
-
-class _DeniedError(Exception):
+class DeniedError(Exception):
     """The webhook refuses the pod; the text is HAMi's."""
 
     def __init__(self, message: str, code: int = ForbiddenError.code) -> None:
         super().__init__(message)
         self.code = code
-
-
-def review_pod(
-    pod: Json, settings: SchedulerSettings, quotas: Quotas | None = None
-) -> WebhookAdmission:
-    """Admit or deny a new pod, and add HAMi's defaults to a copy of it."""
-    spec = pod["spec"]
-    name = spec.get("schedulerName") or settings.scheduler_name
-    is_ours = name == settings.scheduler_name
-    if spec.get("containers") and not (is_ours or name == DEFAULT_SCHEDULER):
-        return WebhookAdmission(pod, message="pod already has different scheduler assigned")
-    try:
-        return WebhookAdmission(_mutate_pod(deepcopy(pod), settings, quotas))
-    except _DeniedError as denied:
-        return WebhookAdmission(pod, is_allowed=False, code=denied.code, message=str(denied))
 
 
 def admit_pod(
@@ -75,38 +38,41 @@ def admit_pod(
     """
     if not all(map(REVIEWED.holds, (pod["metadata"].get("labels") or {}, namespace_labels or {}))):
         return pod
-    admission = review_pod(pod, settings)
-    if admission.is_allowed:
-        return admission.pod
-    refusal = ForbiddenError if admission.code == ForbiddenError.code else StatusError
-    raise refusal(_DENIED + admission.message)
+    try:
+        return review_pod(pod, settings)
+    except DeniedError as denied:
+        refusal = ForbiddenError if denied.code == ForbiddenError.code else StatusError
+        raise refusal(f"{_DENIED}{denied}") from denied
 
 
-def _mutate_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None) -> Json:
-    spec = pod["spec"]
-    if not spec.get("containers"):
-        raise _DeniedError("pod has no containers")
-    wants = [_mutate_container(spec, container, settings) for container in all_containers(pod)]
+def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = None) -> Json:
+    """A new pod, or a copy of it with HAMi's defaults if it is HAMi's. Raises DeniedError."""
+    name = pod["spec"].get("schedulerName") or settings.scheduler_name
+    if not pod["spec"].get("containers"):
+        raise DeniedError("pod has no containers")
+    if name not in (settings.scheduler_name, DEFAULT_SCHEDULER):
+        return pod
+    pod = deepcopy(pod)
+    wants = [_mutate_container(container) for container in model.all_containers(pod)]
     if any(wants):
         _take_over(pod, settings)
     if quotas is not None and not _fits_quota(pod, settings, quotas):
-        raise _DeniedError("exceeding resource quota")
+        raise DeniedError("exceeding resource quota")
     return pod
 
 
 def _take_over(pod: Json, settings: SchedulerSettings) -> None:
-    """Assign a pod that requests GPUs to HAMi's scheduler. Raises _DeniedError."""
-    spec = pod["spec"]
-    for container in all_containers(pod):
+    """Assign a pod that requests GPUs to HAMi's scheduler. Raises DeniedError."""
+    for container in model.all_containers(pod):
         if (container.get("securityContext") or {}).get("privileged"):
-            raise _DeniedError(f"container {container['name']} is privileged")
+            raise DeniedError(f"container {container['name']} is privileged")
     if settings.scheduler_name:
-        spec["schedulerName"] = settings.scheduler_name
-        if spec.get("nodeName"):
-            raise _DeniedError("pod has node assigned")
+        pod["spec"]["schedulerName"] = settings.scheduler_name
+        if pod["spec"].get("nodeName"):
+            raise DeniedError("pod has node assigned")
 
 
-def _mutate_container(spec: Json, container: Json, settings: SchedulerSettings) -> bool:
+def _mutate_container(container: Json) -> bool:
     """Apply NVIDIA's defaults to one container. Returns whether it requests a GPU.
 
     A count that is only in the requests matters only for the default of the cores.
@@ -114,59 +80,46 @@ def _mutate_container(spec: Json, container: Json, settings: SchedulerSettings) 
     percent = _read_percentage(container)
     resources = container.get("resources") or {}
     limits = dict(resources.get("limits") or {})
-    if PRIORITY in limits:
-        _add_env(container, "CUDA_TASK_PRIORITY", str(quantity_value(limits[PRIORITY]) or 0))
-    if settings.gpu_core_policy not in ("", "default"):
-        _add_env(container, "GPU_CORE_UTILIZATION_POLICY", settings.gpu_core_policy)
-    shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, MEMORY_PERCENT))
+    if model.PRIORITY in limits:
+        value = str(model.quantity_value(limits[model.PRIORITY]) or 0)
+        env = [*(container.get("env") or ()), {"name": "CUDA_TASK_PRIORITY", "value": value}]
+        container["env"] = env
+    shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, model.MEMORY_PERCENT))
     if COUNT not in limits and shares_a_gpu:
         limits[COUNT] = "1"
     asks = COUNT in limits
-    is_whole = percent == 100 or (percent is None and lookup(container, MEMORY) is None)
-    has_count = asks or lookup(container, COUNT) is not None
-    if has_count and is_whole and lookup(container, CORES) is None:
+    is_whole = percent == 100 or (percent is None and model.lookup(container, MEMORY) is None)
+    has_count = asks or model.lookup(container, COUNT) is not None
+    if has_count and is_whole and model.lookup(container, CORES) is None:
         limits[CORES] = "100"
         asks = True
-    if not asks:
-        if settings.overwrite_env:
-            _add_env(container, "NVIDIA_VISIBLE_DEVICES", "none")
-        return False
-    container["resources"] = resources | {"limits": limits}
-    if settings.runtime_class_name and spec.get("runtimeClassName") is None:
-        spec["runtimeClassName"] = settings.runtime_class_name
-    return True
+    if asks:
+        container["resources"] = resources | {"limits": limits}
+    return asks
 
 
 def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:
     """Whether the quota has room for max(sum of app containers, largest init container)."""
-    requests = pod_requests(pod, settings)
-    inits = init_count(pod)
+    requests = model.pod_requests(pod, settings)
     asked = [
-        (request.memory_mib * request.count, request.core_percent * request.count)
-        if request
-        else (0, 0)
-        for request in requests
+        Load(0, one.memory_mib * one.count, one.core_percent * one.count) if one else Load()
+        for one in requests
     ]
-    memory_mib, core_percent = (
-        max([sum(given[part] for given in asked[inits:]), *(g[part] for g in asked[:inits])])
-        for part in (0, 1)
-    )
-    if not (memory_mib or core_percent):
+    inits = model.init_count(pod)
+    peak = model.peak_of(asked[:inits], asked[inits:])
+    if peak == Load():
         return True
-    return quotas.fits(pod["metadata"].get("namespace", ""), memory_mib, core_percent)
+    namespace = pod["metadata"].get("namespace", "")
+    return quotas.fits(namespace, peak.memory_mib, peak.core_percent)
 
 
 def _read_percentage(container: Json) -> int | None:
-    asked = lookup(container, MEMORY_PERCENT)
+    asked = model.lookup(container, model.MEMORY_PERCENT)
     if asked is None:
         return None
-    percent = quantity_value(asked)
+    percent = model.quantity_value(asked)
     if percent is None or not 0 <= percent <= 100:
         shown = asked if percent is None else percent
-        where = f"invalid {MEMORY_PERCENT} value {shown} in container {container['name']}"
-        raise _DeniedError(f"{where}: must be an integer between 0 and 100", StatusError.code)
+        where = f"invalid {model.MEMORY_PERCENT} value {shown} in container {container['name']}"
+        raise DeniedError(f"{where}: must be an integer between 0 and 100", StatusError.code)
     return percent
-
-
-def _add_env(container: Json, name: str, value: str) -> None:
-    container["env"] = [*(container.get("env") or ()), {"name": name, "value": value}]

@@ -1,7 +1,6 @@
 """Chromium without a window, driven by its DevTools protocol over one websocket."""
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -139,11 +138,6 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme, still])
-
-    async def screenshot(self) -> bytes:
-        """The whole page as PNG, however long it is."""
-        said = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        return base64.b64decode(said["data"])
 
 
 @dataclass(eq=False, slots=True)

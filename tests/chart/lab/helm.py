@@ -45,17 +45,21 @@ class Helm:
         """Everything as one file, as `kubectl apply` takes it."""
         return self._rendered(json.dumps(values), kubernetes, *(() if hooks else ("--no-hooks",)))
 
-    def notes(self, values: Values, kubernetes: str) -> str:
-        """What an operator reads after the installation; Helm tells it of no other version."""
+    def everything(self, values: Values, kubernetes: str) -> Sequence[Object]:
+        """The objects, and of kind Notes what an operator reads after the installation.
+
+        Helm tells the notes of no other version than its own.
+        """
         chart = self.room / "chart"
-        shutil.copytree(CHART, chart, dirs_exist_ok=True)
-        (chart / "templates" / "NOTES.txt").replace(chart / "notes")
-        (chart / "templates" / "notes.yaml").write_text(_NOTES)
-        only = "--show-only=templates/notes.yaml"
-        version = f"--kube-version={kubernetes}"
-        done = self._run("template", "agent", str(chart), *self._given(values), version, only)
-        assert done.returncode == 0, done.stderr
-        notes: str = the(parsed(done.stdout), "Notes")["text"]
+        if not chart.exists():
+            shutil.copytree(CHART, chart)
+            (chart / "templates" / "NOTES.txt").replace(chart / "notes")
+            (chart / "templates" / "notes.yaml").write_text(_NOTES)
+        return parsed(self._with_notes(json.dumps(values), kubernetes))
+
+    def notes(self, values: Values, kubernetes: str) -> str:
+        """What an operator reads after the installation."""
+        notes: str = the(self.everything(values, kubernetes), "Notes")["text"]
         return notes
 
     def help(self, words: Sequence[str]) -> str:
@@ -79,6 +83,13 @@ class Helm:
     @functools.cache  # noqa: B019 -- one for the whole run
     def _rendered(self, values: str, kubernetes: str, *more: str) -> str:
         done = self._template(json.loads(values), kubernetes, *more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @functools.cache  # noqa: B019 -- one for the whole run
+    def _with_notes(self, values: str, kubernetes: str) -> str:
+        given = (*self._given(json.loads(values)), f"--kube-version={kubernetes}")
+        done = self._run("template", "agent", str(self.room / "chart"), *given)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

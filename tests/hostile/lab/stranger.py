@@ -1,6 +1,6 @@
 """`python -m tests.hostile.lab.stranger UID ATTACK MOST SECONDS RATE PATH...`: a user of the node.
 
-It comes to the agent's files and to the plugin's socket. Each attack is a generator: a step, and
+It comes to the agent's files. Each attack is a generator: a step, and
 how many tries it was.
 """
 
@@ -8,44 +8,15 @@ import contextlib
 import fcntl
 import itertools
 import os
-import select
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-
 from tests.hostile.lab.working import attack
 
-ALLOCATE = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/v1beta1.DevicePlugin/Allocate"),
-    (":authority", "localhost"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]
 PATHS = [Path(one) for one in sys.argv[6:]]
-FACTS: dict[str, int] = {"got": 0, "hung_up": 0}
-"""`got`: what a stranger was given or could change; `hung_up`: connections that were ended."""
-
-
-def knocks() -> Iterator[int]:
-    """Allocate of one slice is called by somebody who is not root."""
-    connection = H2Connection(H2Configuration())
-    connection.initiate_connection()
-    connection.send_headers(1, ALLOCATE)
-    connection.send_data(1, b"\0\0\0\0\x0b\x0a\x09\x0a\x07GPU-0-0", end_stream=True)
-    asked = connection.data_to_send()
-    while True:
-        with _connected() as caller:
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                caller.sendall(asked)
-                FACTS["got"] += bool(caller.recv(4096))
-            FACTS["hung_up"] += 1
-        yield 1
+FACTS: dict[str, int] = {"got": 0}
+"""What a stranger was given or could change."""
 
 
 def trespasses() -> Iterator[int]:
@@ -87,20 +58,6 @@ def reads() -> Iterator[int]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 FACTS["got"] += 1
             yield 1
-
-
-def _connected() -> socket.socket:
-    """Where too many wait to be taken, it tries again, as a program that means harm does."""
-    while True:
-        caller = socket.socket(socket.AF_UNIX)
-        caller.settimeout(5)
-        try:
-            caller.connect(str(PATHS[0]))
-        except BlockingIOError:
-            caller.close()
-            select.select((), (), (), 0.01)
-        else:
-            return caller
 
 
 if __name__ == "__main__":

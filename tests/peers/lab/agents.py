@@ -2,17 +2,21 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
 import agent
 from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import place_library
-from tests.peers.lab.identities import NODE
-from tests.peers.lab.part import Part
-from tests.peers.lab.space import NodeSpace
+from tests.peers.lab.control import NODE
+from tests.peers.lab.part import NodeSpace, Part, until
 
+_DEADLINE: Final = aiohttp.ClientTimeout(total=5.0)
 RESOURCE: Final = "nvidia.com/gpu"
 SOURCE: Final = Path(agent.__file__).parents[1]
 
@@ -35,6 +39,35 @@ class Agent:
     def events_since_start(self, name: str) -> list[Mapping[str, Any]]:
         """The log lines of one event, in order, since the agent was started last."""
         return [line for line in _lines(self.part.said_since_start()) if line.get("event") == name]
+
+    def answers(self) -> Counter[tuple[str, str]]:
+        """How often each container was answered, by pod and container."""
+        return Counter((one["pod"], one["ctr"]) for one in self.events("alloc.answered"))
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """Status and text of a page at the port that it opened last since its start."""
+
+        def ports() -> list[int]:
+            opened = self.events_since_start("web.listening")
+            return [line["port"] for line in opened if "port" in line]
+
+        await until(lambda: bool(ports()), 10.0, self.part.tail)
+        url = f"http://127.0.0.1:{ports()[-1]}{path}"
+        async with aiohttp.ClientSession(timeout=_DEADLINE) as session, session.get(url) as answer:
+            return answer.status, await answer.text()
+
+    async def is_ready(self) -> bool:
+        """Whether its readiness probe passes."""
+        try:
+            return (await self.page("/readyz"))[0] == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def readings(self) -> dict[str, float]:
+        """The metrics without labels."""
+        families = text_string_to_metric_families((await self.page("/metrics"))[1])
+        samples = [sample for family in families for sample in family.samples]
+        return {sample.name: sample.value for sample in samples if not sample.labels}
 
 
 def _lines(said: str) -> Iterator[Mapping[str, Any]]:

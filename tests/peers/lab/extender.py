@@ -21,6 +21,7 @@ from agent.kit.timing import SystemClock
 from agent.sandbox import store
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
+from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, StatusError
 from tests.peers.lab.api import Api, Sighting, Watched, watching
 
@@ -44,16 +45,8 @@ class KubeCluster:
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    async def request(
-        self,
-        verb: str,
-        resource: str,
-        namespace: str,
-        name: str,
-        body: Json | None = None,
-        *,
-        version: str | None = None,
-    ) -> Json:
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        resource, namespace, name = where
         scope = f"/namespaces/{namespace}" if namespace else ""
         method, path = "GET", f"/api/v1{scope}/{resource}/{name}"
         if verb == "create":
@@ -61,9 +54,7 @@ class KubeCluster:
         elif verb == "bind":
             method, path = "POST", f"{path}/binding"
         elif verb == "patch":
-            held = {} if version is None else {"resourceVersion": version}
-            metadata = (body or {}).get("metadata", {})
-            method, body = "PATCH", (body or {}) | {"metadata": metadata | held}
+            method = "PATCH"
         try:
             answer = await self._api.ask(method, path, body)
         except (aiohttp.ClientError, OSError) as error:
@@ -133,7 +124,7 @@ class Extender:
             return web.json_response({"Error": str(failure)})
         passed = list(filtered.nodes)
         failed = None if passed else dict(filtered.failed)
-        answer = {"NodeNames": passed or None, "FailedNodes": failed, "Error": filtered.error}
+        answer = {"NodeNames": passed or None, "FailedNodes": failed, "Error": ""}
         return web.json_response(answer)
 
     async def bind(self, request: web.Request) -> web.Response:
@@ -149,12 +140,14 @@ class Extender:
     async def review(self, request: web.Request) -> web.Response:
         review = await request.json()
         pod = review["request"]["object"]
-        admission = self._hami.review(pod)
-        answer: Json = {"uid": review["request"]["uid"], "allowed": admission.is_allowed}
-        if admission.message:
-            answer["status"] = {"code": admission.code, "message": admission.message}
-        if admission.is_allowed:
-            spec = {"op": "replace", "path": "/spec", "value": admission.pod["spec"]}
+        answer: Json = {"uid": review["request"]["uid"], "allowed": True}
+        try:
+            admitted = review_pod(pod, self._hami.settings, self._hami.quotas)
+        except DeniedError as denied:
+            status = {"code": denied.code, "message": str(denied)}
+            answer |= {"allowed": False, "status": status}
+        else:
+            spec = {"op": "replace", "path": "/spec", "value": admitted["spec"]}
             patch = base64.b64encode(json.dumps([spec]).encode()).decode()
             answer |= {"patchType": "JSONPatch", "patch": patch}
         kind = {"apiVersion": review["apiVersion"], "kind": "AdmissionReview"}

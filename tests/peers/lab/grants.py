@@ -12,23 +12,20 @@ from agent.ledger import Row
 from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
-from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.node_state import gpu_uuids, notes_of
+from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.part import until, until_answer
+from tests.peers.lab.placement import WithPlacement
 from tests.peers.lab.pods import (
     NAMESPACE,
     a_container,
     a_pod,
-    as_seen,
     containers_of,
     is_up,
     key,
     lives,
     name_of,
     phase_of,
-    told_directory,
-    until_told,
 )
-from tests.peers.lab.space import until, until_answer
 
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
 WHOLE: Final = (81559, 100, 10)
@@ -100,26 +97,6 @@ def expected_environment(given: Sequence[SeenGrant], gpus: Sequence[str]) -> dic
     }
 
 
-def told_environment(cluster: Cluster, pod: str, container: str = "main") -> dict[str, str]:
-    """What a container saw as its environment."""
-    lines = environment_bytes(cluster, pod, container)
-    return dict(line.decode().split("=", 1) for line in lines if b"=" in line)
-
-
-def environment_bytes(cluster: Cluster, pod: str, container: str = "main") -> list[bytes]:
-    """The same, byte by byte; sorted, for the kubelet has it in a Go map."""
-    return sorted((told_directory(cluster) / f"{pod}.{container}.env").read_bytes().splitlines())
-
-
-def _seen_environment(cluster: Cluster, pod: str, container: str) -> dict[str, str]:
-    cache = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-    return {
-        name: _UUID.sub("<uuid>", value, count=1) if name == cache else value
-        for name, value in told_environment(cluster, pod, container).items()
-        if name.startswith(_OURS)
-    }
-
-
 def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dict[str, Mounted]:
     """The mounts of a container with a GPU; `controlled` False: it wants no HAMi-core."""
     own = Mounted(f"/vgpu/containers/{uid}_{container}", read_only=False)
@@ -133,43 +110,6 @@ def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dic
     return found
 
 
-def seen_mounts(cluster: Cluster, pod: str, container: str = "main") -> dict[str, Mounted]:
-    """What a container saw mounted from the hook path or at one of HAMi's places."""
-    lines = (told_directory(cluster) / f"{pod}.{container}.mounts").read_text().splitlines()
-    fields = (line.split(" ") for line in lines)
-    found = {one[4]: Mounted(one[3], "ro" in one[5].split(",")) for one in fields}
-    places = expected_mounts("", "")
-    return {
-        place: mounted
-        for place, mounted in found.items()
-        if place in places or mounted.source.startswith("/vgpu")
-    }
-
-
-def expected_inside(cluster: Cluster, name: str) -> Inside:
-    """What each container of a pod must find, by what the scheduler wrote for it."""
-    pod, gpus = as_seen(cluster, name), gpu_uuids(cluster)
-    uid, given = pod["metadata"]["uid"], grants(pod)
-    found: Inside = {}
-    for container in containers_of(pod):
-        own = {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
-        kept = {variable: own[variable] for variable in own if variable.startswith(_OURS)}
-        who = container["name"]
-        mounts = expected_mounts(uid, who, controlled=own.get(_DISABLED) != "true")
-        environment = expected_environment(given[who], gpus) | kept
-        found[who] = (environment, mounts if given[who] else {})
-    return found
-
-
-async def seen_inside(cluster: Cluster, name: str) -> Inside:
-    """What each container of a telling pod found. Raises TimeoutError: they do not tell."""
-    await until_told(cluster, name)
-    return {
-        who: (_seen_environment(cluster, name, who), seen_mounts(cluster, name, who))
-        for who in (one["name"] for one in containers_of(as_seen(cluster, name)))
-    }
-
-
 def load_of(shares: Mapping[str, Sequence[SeenGrant]]) -> dict[str, tuple[int, int, int]]:
     """What containers take of each GPU together: MiB, percent and slots."""
     totals: dict[str, tuple[int, int, int]] = {}
@@ -177,23 +117,6 @@ def load_of(shares: Mapping[str, Sequence[SeenGrant]]) -> dict[str, tuple[int, i
         mib, percent, slots = totals.get(grant.uuid, (0, 0, 0))
         totals[grant.uuid] = (mib + grant.mib, percent + grant.percent, slots + 1)
     return totals
-
-
-def oversold(
-    cluster: Cluster, whole: tuple[int, int, int] = WHOLE
-) -> dict[str, tuple[int, int, int]]:
-    """The load of the GPUs of which the pods that run have more than there is."""
-    shares = {
-        f"{key}/{container}": given
-        for key, pod in cluster.pods.objects.items()
-        if ALLOCATED in notes_of(pod) and lives(pod)
-        for container, given in grants(pod).items()
-    }
-    return {
-        uuid: load
-        for uuid, load in load_of(shares).items()
-        if any(one > most for one, most in zip(load, whole, strict=True))
-    }
 
 
 # What the agent has on disk, beside what the kubelet holds and what runs.
@@ -205,182 +128,218 @@ ONLY_KUBELET: Final = "only the kubelet has it"
 ONLY_LEDGER: Final = "only the ledger has it"
 
 
-def rows(cluster: Cluster) -> dict[Container, Row]:
-    """The rows of the ledger as they are on disk; of two pods of one name the later one's."""
-    content = (cluster.space.view / "var/lib/hami-agent/state.json").read_bytes()
-    return {
-        (f"{row.namespace}/{row.pod}", row.key.container): row
-        for row in decode_state(content).ledger.rows
-    }
-
-
-def lost(cluster: Cluster) -> list[str]:
-    """What runs with GPUs and is not in the ledger as it was promised, or has no directory."""
-    ledger = rows(cluster)
-    return [
-        words
-        for key, pod in cluster.pods.objects.items()
-        for container in lives(pod)
-        if (words := _loss(cluster, pod, container, ledger.get((key, container))))
-    ]
-
-
-def _loss(cluster: Cluster, pod: Object, container: str, row: Row | None) -> str:
-    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-    if row is None or row.key.pod_uid != uid:
-        return f"{name}: container {container} runs and has no row"
-    booked = [SeenGrant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares]
-    if sorted(booked, key=str) != sorted(grants(pod)[container], key=str):
-        return f"{name}: container {container} has {row.shares} in the ledger"
-    if not (cluster.hook / "containers" / f"{uid}_{container}").is_dir():
-        return f"{name}: container {container} runs and has no directory"
-    return ""
-
-
-async def disagreement(cluster: Cluster) -> Mapping[Container, str]:
-    """Where the ledger and the kubelet differ; nothing: they agree."""
-    held = await cluster.kubelet.held(RESOURCE)
-    ledger = rows(cluster)
-    found: dict[Container, str] = {}
-    for container in held.keys() | ledger.keys():
-        row, ids = ledger.get(container), held.get(container)
-        if row is None or ids is None:
-            found[container] = ONLY_KUBELET if row is None else ONLY_LEDGER
-        elif frozenset(row.slice_ids) != ids or not row.confirmed:
-            found[container] = f"confirmed {row.confirmed}, ids {row.slice_ids}, kubelet {ids}"
-    return found
-
-
 # Pods side by side that no count tells apart: what each was told, or why it was refused.
 
 DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
 
 
-async def decided(cluster: Cluster, made: Object) -> Object:
-    """The pod once it runs or was refused, and no other of its name. Raises TimeoutError."""
-    name, uid = name_of(made), made["metadata"]["uid"]
-    objects = cluster.pods.objects
-
-    def is_decided() -> bool:
-        pod = objects.get(key(name))
-        this = pod is not None and pod["metadata"]["uid"] == uid
-        return this and (is_up(objects[key(name)]) or phase_of(objects[key(name)]) == "Failed")
-
-    await cluster.pods.until(is_decided, DECIDED_WITHIN, f"{name} neither runs nor fails")
-    return objects[key(name)]
-
-
-# Pods that controllers make: a StatefulSet and a Job, and what each of their pods was given.
+# Pods that a controller makes: a StatefulSet, and what each of its pods was given.
 
 SETS: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
-JOBS: Final = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 _UID: Final = {"name": "TOLD_BY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 _LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT_0"
 _VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
-def _with_template(
-    cluster: Cluster, name: str, memory: int, script: str, restarts: str, **spec: object
-) -> Object:
-    """A controller whose pods tell what they find inside by their UID, for names return."""
-    tell = "env >/tell/$TOLD_BY.new && mv /tell/$TOLD_BY.new /tell/$TOLD_BY.env"
-    told = {"name": "tell", "mountPath": "/tell"}
-    main = a_container(memory=memory, script=f"{tell}; {script}", env=[_UID], volumeMounts=[told])
-    where = {"path": str(told_directory(cluster)), "type": "DirectoryOrCreate"}
-    volume = {"name": "tell", "hostPath": where}
-    pod = a_pod(name, main, volumes=[volume], restartPolicy=restarts)
-    template = {"metadata": {"labels": {"app": name}}, "spec": pod["spec"]}
-    metadata = {"name": name, "namespace": NAMESPACE}
-    return {"metadata": metadata, "spec": {"template": template, **spec}}
+class WithGrants(WithPlacement):
+    """What containers were given, and what they see of it."""
 
+    def told_environment(self, pod: str, container: str = "main") -> dict[str, str]:
+        """What a container saw as its environment."""
+        lines = self.environment_bytes(pod, container)
+        return dict(line.decode().split("=", 1) for line in lines if b"=" in line)
 
-def a_set(cluster: Cluster, name: str, replicas: int) -> Object:
-    """A StatefulSet whose pods have more memory with each revision."""
-    selector = {"matchLabels": {"app": name}}
-    more = {"replicas": replicas, "serviceName": name, "selector": selector}
-    return _with_template(cluster, name, 3000, "sleep 3600", "Always", **more)
+    def environment_bytes(self, pod: str, container: str = "main") -> list[bytes]:
+        """The same, byte by byte; sorted, for the kubelet has it in a Go map."""
+        return sorted((self.told_directory() / f"{pod}.{container}.env").read_bytes().splitlines())
 
+    def _seen_environment(self, pod: str, container: str) -> dict[str, str]:
+        cache = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+        return {
+            name: _UUID.sub("<uuid>", value, count=1) if name == cache else value
+            for name, value in self.told_environment(pod, container).items()
+            if name.startswith(_OURS)
+        }
 
-def a_job(cluster: Cluster, name: str, completions: int, parallelism: int) -> Object:
-    """A Job of short pods; none may fail."""
-    more = {"completions": completions, "parallelism": parallelism, "backoffLimit": 0}
-    return _with_template(cluster, name, 2000, "sleep 1", "Never", **more)
+    def seen_mounts(self, pod: str, container: str = "main") -> dict[str, Mounted]:
+        """What a container saw mounted from the hook path or at one of HAMi's places."""
+        lines = (self.told_directory() / f"{pod}.{container}.mounts").read_text().splitlines()
+        fields = (line.split(" ") for line in lines)
+        found = {one[4]: Mounted(one[3], "ro" in one[5].split(",")) for one in fields}
+        places = expected_mounts("", "")
+        return {
+            place: mounted
+            for place, mounted in found.items()
+            if place in places or mounted.source.startswith("/vgpu")
+        }
 
+    def expected_inside(self, name: str) -> Inside:
+        """What each container of a pod must find, by what the scheduler wrote for it."""
+        pod, gpus = self.as_seen(name), self.gpu_uuids()
+        uid, given = pod["metadata"]["uid"], grants(pod)
+        found: Inside = {}
+        for container in containers_of(pod):
+            own = {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
+            kept = {variable: own[variable] for variable in own if variable.startswith(_OURS)}
+            who = container["name"]
+            mounts = expected_mounts(uid, who, controlled=own.get(_DISABLED) != "true")
+            environment = expected_environment(given[who], gpus) | kept
+            found[who] = (environment, mounts if given[who] else {})
+        return found
 
-async def restart(cluster: Cluster, name: str, revision: int) -> None:
-    """Have a StatefulSet replace its pods by others of the same names with another share."""
-    path = f"{SETS}/{name}"
-    body = (await cluster.api.get(path))["spec"]["template"]["spec"]
-    body["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = str(3000 + 100 * revision)
-    await cluster.api.patch(path, {"spec": {"template": {"spec": body}}})
+    async def seen_inside(self, name: str) -> Inside:
+        """What each container of a telling pod found. Raises TimeoutError: they do not tell."""
+        await self.until_told(name)
+        return {
+            who: (self._seen_environment(name, who), self.seen_mounts(name, who))
+            for who in (one["name"] for one in containers_of(self.as_seen(name)))
+        }
 
+    def oversold(self, whole: tuple[int, int, int] = WHOLE) -> dict[str, tuple[int, int, int]]:
+        """The load of the GPUs of which the pods that run have more than there is."""
+        shares = {
+            f"{key}/{container}": given
+            for key, pod in self.pods.objects.items()
+            if ALLOCATED in notes_of(pod) and lives(pod)
+            for container, given in grants(pod).items()
+        }
+        return {
+            uuid: load
+            for uuid, load in load_of(shares).items()
+            if any(one > most for one, most in zip(load, whole, strict=True))
+        }
 
-async def until_rolled_out(cluster: Cluster, name: str, within: float) -> None:
-    """Return once all pods of a StatefulSet are of the last revision and ready."""
+    def rows(self) -> dict[Container, Row]:
+        """The rows of the ledger as they are on disk; of two pods of one name the later one's."""
+        content = (self.space.view / "var/lib/hami-agent/state.json").read_bytes()
+        return {
+            (f"{row.namespace}/{row.pod}", row.key.container): row
+            for row in decode_state(content).ledger.rows
+        }
 
-    async def is_done() -> bool:
-        held = await cluster.api.get(f"{SETS}/{name}")
-        wanted, status = held["spec"]["replicas"], held["status"]
-        is_seen = status.get("observedGeneration") == held["metadata"]["generation"]
-        counts = [status.get(one) for one in ("updatedReplicas", "readyReplicas", "replicas")]
-        return is_seen and counts == [wanted] * 3
+    def lost(self) -> list[str]:
+        """What runs with GPUs and is not in the ledger as it was promised, or has no directory."""
+        ledger = self.rows()
+        return [
+            words
+            for key, pod in self.pods.objects.items()
+            for container in lives(pod).keys()
+            & {one["name"] for one in containers_of(pod) if _asks(one)}
+            if (words := self._loss(pod, container, ledger.get((key, container))))
+        ]
 
-    await until_answer(is_done, within, lambda: f"{name} is not rolled out: {failed(cluster)}")
+    def _loss(self, pod: Object, container: str, row: Row | None) -> str:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        if row is None or row.key.pod_uid != uid:
+            return f"{name}: container {container} runs and has no row"
+        booked = [SeenGrant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares]
+        if sorted(booked, key=str) != sorted(grants(pod)[container], key=str):
+            return f"{name}: container {container} has {row.shares} in the ledger"
+        if not (self.hook / "containers" / f"{uid}_{container}").is_dir():
+            return f"{name}: container {container} runs and has no directory"
+        return ""
 
+    async def disagreement(self) -> Mapping[Container, str]:
+        """Where the ledger and the kubelet differ; nothing: they agree."""
+        held = await self.kubelet.held(RESOURCE)
+        ledger = self.rows()
+        found: dict[Container, str] = {}
+        for container in held.keys() | ledger.keys():
+            row, ids = ledger.get(container), held.get(container)
+            if row is None or ids is None:
+                found[container] = ONLY_KUBELET if row is None else ONLY_LEDGER
+            elif frozenset(row.slice_ids) != ids or not row.confirmed:
+                found[container] = f"confirmed {row.confirmed}, ids {row.slice_ids}, kubelet {ids}"
+        return found
 
-async def until_complete(cluster: Cluster, name: str, within: float) -> None:
-    """Return once a Job has all its completions."""
+    async def decided(self, made: Object) -> Object:
+        """The pod once it runs or was refused, and no other of its name. Raises TimeoutError."""
+        name, uid = name_of(made), made["metadata"]["uid"]
+        objects = self.pods.objects
 
-    async def is_done() -> bool:
-        held = await cluster.api.get(f"{JOBS}/{name}")
-        return bool(held["status"].get("succeeded") == held["spec"]["completions"])
+        def is_decided() -> bool:
+            pod = objects.get(key(name))
+            this = pod is not None and pod["metadata"]["uid"] == uid
+            return this and (is_up(objects[key(name)]) or phase_of(objects[key(name)]) == "Failed")
 
-    await until_answer(is_done, within, lambda: f"{name} is not complete: {failed(cluster)}")
+        await self.pods.until(is_decided, DECIDED_WITHIN, f"{name} neither runs nor fails")
+        return objects[key(name)]
 
+    def a_set(self, name: str, replicas: int) -> Object:
+        """A StatefulSet whose pods tell what they see by their UID, for their names return."""
+        tell = "env >/tell/$TOLD_BY.new && mv /tell/$TOLD_BY.new /tell/$TOLD_BY.env"
+        told = {"name": "tell", "mountPath": "/tell"}
+        main = a_container(script=f"{tell}; sleep 3600", env=[_UID], volumeMounts=[told])
+        where = {"path": str(self.told_directory()), "type": "DirectoryOrCreate"}
+        pod = a_pod(name, main, volumes=[{"name": "tell", "hostPath": where}])
+        labels = {"app": name}
+        template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
+        spec = {"replicas": replicas, "serviceName": name, "selector": {"matchLabels": labels}}
+        metadata = {"name": name, "namespace": NAMESPACE}
+        return {"metadata": metadata, "spec": {**spec, "template": template}}
 
-def seen_pods(cluster: Cluster) -> Iterator[Object]:
-    """Each pod that was there, by its UID, as it was seen last before it was deleted."""
-    last: dict[str, Object] = {}
-    for sightings in cluster.pods.history.values():
-        for one in sightings:
-            last[one.object["metadata"]["uid"]] = one.object
-    yield from last.values()
+    async def restart_set(self, name: str, revision: int) -> None:
+        """Have a StatefulSet replace its pods by others of the same names with another share."""
+        path = f"{SETS}/{name}"
+        body = (await self.api.get(path))["spec"]["template"]["spec"]
+        body["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = str(
+            3000 + 100 * revision
+        )
+        await self.api.patch(path, {"spec": {"template": {"spec": body}}})
 
+    async def until_rolled_out(self, name: str, within: float) -> None:
+        """Return once all pods of a StatefulSet are of the last revision and ready."""
 
-def failed(cluster: Cluster) -> list[str]:
-    """What pods failed of."""
-    return [
-        f"{pod['metadata']['name']}: {pod['status'].get('message', '')}"
-        for pod in seen_pods(cluster)
-        if phase_of(pod) == "Failed"
-    ]
+        async def is_done() -> bool:
+            held = await self.api.get(f"{SETS}/{name}")
+            wanted, status = held["spec"]["replicas"], held["status"]
+            is_seen = status.get("observedGeneration") == held["metadata"]["generation"]
+            counts = [status.get(one) for one in ("updatedReplicas", "readyReplicas", "replicas")]
+            return is_seen and counts == [wanted] * 3
 
+        await until_answer(is_done, within, lambda: f"{name} is not rolled out: {self.failed()}")
 
-def wrong_inside(cluster: Cluster, app: str) -> list[str]:
-    """Pods whose container found something else than the scheduler had written for it."""
-    wrong = []
-    for pod in seen_pods(cluster):
-        metadata = pod["metadata"]
-        if (metadata.get("labels") or {}).get("app") != app or not notes_of(pod):
-            continue
-        told = told_directory(cluster) / f"{metadata['uid']}.env"
-        if not told.exists():
-            continue
-        inside = dict(line.split("=", 1) for line in told.read_text().splitlines() if "=" in line)
-        (given,) = grants(pod)["main"]
-        if (f"{given.mib}m", given.uuid) != (inside.get(_LIMIT), inside.get(_VISIBLE)):
-            wrong.append(f"{metadata['name']} {given}: {inside}")
-    return wrong
+    def seen_pods(self) -> Iterator[Object]:
+        """Each pod that was there, by its UID, as it was seen last before it was deleted."""
+        last: dict[str, Object] = {}
+        for sightings in self.pods.history.values():
+            for one in sightings:
+                last[one.object["metadata"]["uid"]] = one.object
+        yield from last.values()
 
+    def failed(self) -> list[str]:
+        """What pods failed of."""
+        return [
+            f"{pod['metadata']['name']}: {pod['status'].get('message', '')}"
+            for pod in self.seen_pods()
+            if phase_of(pod) == "Failed"
+        ]
 
-async def until_told_count(cluster: Cluster, count: int) -> None:
-    """Return once so many pods of templates have told, which is after they are ready."""
-    await until(
-        lambda: told_count(cluster) >= count, 40.0, lambda: f"{told_count(cluster)} have told"
-    )
+    def wrong_inside(self, app: str) -> list[str]:
+        """Pods whose container found something else than the scheduler had written for it."""
+        wrong = []
+        for pod in self.seen_pods():
+            metadata = pod["metadata"]
+            if (metadata.get("labels") or {}).get("app") != app or not notes_of(pod):
+                continue
+            told = self.told_directory() / f"{metadata['uid']}.env"
+            if not told.exists():
+                continue
+            inside = dict(
+                line.split("=", 1) for line in told.read_text().splitlines() if "=" in line
+            )
+            (given,) = grants(pod)["main"]
+            if (f"{given.mib}m", given.uuid) != (inside.get(_LIMIT), inside.get(_VISIBLE)):
+                wrong.append(f"{metadata['name']} {given}: {inside}")
+        return wrong
 
+    async def until_told_count(self, count: int) -> None:
+        """Return once so many pods of templates have told, which is after they are ready."""
+        await until(
+            lambda: self.told_count() >= count, 40.0, lambda: f"{self.told_count()} have told"
+        )
 
-def told_count(cluster: Cluster) -> int:
-    """How many pods of templates have told."""
-    return len([*told_directory(cluster).glob("*-*-*-*-*.env")])
+    def told_count(self) -> int:
+        """How many pods of templates have told."""
+        return len([*self.told_directory().glob("*-*-*-*-*.env")])

@@ -14,8 +14,8 @@ from agent.kube.objects import EventSeries, event_object
 from tests.chart.lab.helm import CHART, Helm
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import STRATEGIC, Answer, Api, Object
-from tests.peers.lab.control import ControlPlane
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.control import NODE, ControlPlane
+from tests.peers.lab.part import until_answer
 from tests.peers.lab.servers import (
     EVENTS,
     NODE_PATH,
@@ -28,7 +28,6 @@ from tests.peers.lab.servers import (
     plain_pod,
     real_server,
 )
-from tests.peers.lab.space import until_answer
 
 _ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"

@@ -25,9 +25,8 @@ from agent.wire.v1 import (
     PodResources,
     PodResourcesListerStub,
 )
-from tests.peers.lab.identities import NODE, free_ports
-from tests.peers.lab.part import Part
-from tests.peers.lab.space import NodeSpace, until, until_answer
+from tests.peers.lab.control import NODE, free_ports
+from tests.peers.lab.part import NodeSpace, Part, until, until_answer
 
 _DEADLINE: Final = 5.0
 

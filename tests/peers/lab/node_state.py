@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,9 +13,9 @@ from agent import cluster as annotations
 from agent.model import GpuUuid
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object, RefusedError
-from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.identities import NODE, NODE_USER
-from tests.peers.lab.space import until_answer
+from tests.peers.lab.control import NODE
+from tests.peers.lab.part import until_answer
+from tests.peers.lab.running import Running
 
 # The node as a test found it.
 
@@ -24,42 +24,8 @@ _NOTED: Final = "hami.io/"
 """What HAMi's annotations begin with: its scheduler notes more than one vendor."""
 
 
-async def remove(cluster: Cluster, path: str, grace: int | None = None) -> None:
-    """Delete an object that may be gone, and leave a controller's pods to whoever tidies up."""
-    try:
-        await cluster.api.delete(path, grace=grace)
-    except RefusedError as error:
-        if error.code != 404:
-            raise
-
-
-async def remove_pods(cluster: Cluster) -> None:
-    """Delete every pod, wait until the kubelet has forgotten all, and free the Node."""
-    # The watch may not have shown the newest yet.
-    for pod in (await cluster.api.get("/api/v1/pods"))["items"]:
-        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        await remove(cluster, f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
-    await until_answer(lambda: _has_none(cluster), 30.0, lambda: "pods stay")
-    await cluster.pods.until(lambda: not cluster.pods.objects, 30.0, "the watch shows pods")
-    node = await cluster.api.get(NODE_PATH)
-    notes = node["metadata"].get("annotations") or {}
-    noted = dict.fromkeys(name for name in notes if name.startswith(_NOTED))
-    if noted:
-        node = await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": noted}})
-    # Not until nothing is noted: HAMi's scheduler asks for a handshake as soon as it sees none.
-    await cluster.nodes.until(
-        lambda: _version(cluster.nodes.objects[NODE]) >= _version(node),
-        30.0,
-        "the watch does not show the Node without notes",
-    )
-
-
 def _version(node: Object) -> int:
     return int(node["metadata"]["resourceVersion"])
-
-
-async def _has_none(cluster: Cluster) -> bool:
-    return not (await cluster.api.get("/api/v1/pods"))["items"]
 
 
 PATIENCE: Final = 30.0
@@ -69,20 +35,10 @@ _FIELDS: Final = ("id", "count", "devmem", "devcore", "type", "numa", "health", 
 _NUMBERS: Final = ("count", "devmem", "devcore", "numa", "index")
 
 
-def node_of(cluster: Cluster) -> Object:
-    """The Node as the watch has it now."""
-    return cluster.nodes.objects[NODE]
-
-
 def notes_of(item: Object) -> Mapping[str, str]:
     """The annotations of an object."""
     noted: Mapping[str, str] = item["metadata"].get("annotations") or {}
     return noted
-
-
-def gpu_uuids(cluster: Cluster) -> list[GpuUuid]:
-    """The GPUs of the Node by index, as the register annotation names them."""
-    return [GpuUuid(gpu["id"]) for gpu in registered(node_of(cluster))]
 
 
 def registered_health(node: Object) -> dict[GpuUuid, bool]:
@@ -106,130 +62,6 @@ def _record(text: str) -> dict[str, Any]:
     fields = dict(zip(_FIELDS, text.split(","), strict=True))
     numbers = {name: int(fields[name]) for name in _NUMBERS}
     return {**fields, **numbers, "health": fields["health"] == "true"}
-
-
-def text_of(gpus: Sequence[Mapping[str, Any]], *, colon: bool) -> str:
-    """The annotation of those GPUs in one of its forms."""
-    if not colon:
-        return json.dumps(gpus)
-    ill = ({**gpu, "health": str(gpu["health"]).lower()} for gpu in gpus)
-    return "".join(",".join(str(gpu[name]) for name in _FIELDS) + ":" for gpu in ill)
-
-
-def lock_text(cluster: Cluster) -> str | None:
-    """The node's lock as the watch has shown it, which lags behind; see `lock_held`."""
-    return notes_of(node_of(cluster)).get(annotations.MUTEX_LOCK)
-
-
-async def lock_held(cluster: Cluster) -> str | None:
-    """The node's lock as the API server has it. Raises RefusedError, aiohttp.ClientError."""
-    return notes_of(await cluster.api.get(NODE_PATH)).get(annotations.MUTEX_LOCK)
-
-
-async def until_unlocked(cluster: Cluster, within: float = PATIENCE) -> None:
-    """Return once the node has no lock. Raises TimeoutError.
-
-    The API server is asked, for the watch may not even have shown the lock yet; while it is away
-    nobody knows.
-    """
-
-    async def is_free() -> bool:
-        try:
-            return await lock_held(cluster) is None
-        except (aiohttp.ClientError, OSError, RefusedError):
-            return False
-
-    await until_answer(is_free, within, lambda: f"the lock stays: {lock_text(cluster)}")
-
-
-async def until_allocatable(
-    cluster: Cluster, slices: int = 80, within: float = 20.0, resource: str = RESOURCE
-) -> None:
-    """Return once PodResources, which may be away, tells of so many slices. Raises TimeoutError."""
-    found: frozenset[str] | None = None
-
-    async def is_told() -> bool:
-        nonlocal found
-        found = await cluster.kubelet.offered(resource)
-        return found is not None and slices == len(found)
-
-    def why() -> str:
-        told = "no answer" if found is None else f"{len(found)} slices"
-        return f"{told} in PodResources, not {slices}"
-
-    await until_answer(is_told, within, why)
-
-
-async def until_offered(cluster: Cluster, slices: int, within: float = 20.0) -> None:
-    """Return once the Node offers so many slices, which it does some time after PodResources."""
-
-    def offered() -> int:
-        status = node_of(cluster)["status"]
-        return int(status.get("allocatable", {}).get(RESOURCE, "0"))
-
-    await cluster.nodes.until(lambda: slices == offered(), within, f"{slices} slices on the Node")
-
-
-# The register annotation as the API server shows it, and who wrote it how often.
-
-_PATCH: Final = "patch nodes"
-_OK: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the annotation says of all GPUs alike."""
-
-    gpus: int
-    count: int
-    mib: int = 81559
-    cores: int = 100
-
-
-def told(node: Object) -> Told | None:
-    """What a Node's annotation says; None where there is none, or GPUs differ."""
-    found = registered(node)
-    alike = {(one["count"], one["devmem"], one["devcore"]) for one in found}
-    return Told(len(found), *next(iter(alike))) if len(alike) == 1 else None
-
-
-async def until_told(cluster: Cluster, wanted: Told, since: float, within: float) -> float:
-    """When the Node was first seen to say it, after a moment; both by the loop's clock."""
-
-    def seen() -> float | None:
-        return cluster.nodes.when(NODE, lambda node: wanted == told(node), since=since)
-
-    try:
-        await cluster.nodes.until(lambda: seen() is not None, within, f"{wanted} is not told")
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}: {told(node_of(cluster))}") from None
-    found = seen()
-    assert found is not None
-    return found
-
-
-def register_text(cluster: Cluster) -> str | None:
-    """The annotation as the watch has it now."""
-    return notes_of(node_of(cluster)).get(annotations.REGISTER)
-
-
-def node_writes(cluster: Cluster, mark: int, *, done: bool = False) -> int:
-    """How often the agent has tried to write to the Node since a mark in the audit log.
-
-    `done`: how often the API server did so.
-    """
-    asked = cluster.plane.audit.since(mark, NODE_USER)
-    tries = [one for one in asked if f"{one.verb} {one.resource}" == _PATCH]
-    return sum(one.code == _OK or not done for one in tries)
-
-
-async def until_node_writes(cluster: Cluster, mark: int, count: int) -> None:
-    """Return once the audit log has so many writes to the Node, which it may show late."""
-
-    async def is_told() -> bool:
-        return node_writes(cluster, mark) >= count
-
-    await until_answer(is_told, 20.0, lambda: f"{node_writes(cluster, mark)}, not {count} writes")
 
 
 # How many slices the kubelet offers, looked at all the time: gaps, and how long they were.
@@ -262,22 +94,112 @@ class Capacity:
         return found
 
 
-@contextlib.asynccontextmanager
-async def capacity_of(cluster: Cluster) -> AsyncIterator[Capacity]:
-    """Looks until the block ends. The kubelet must live; what it does not answer is no look."""
-    capacity = Capacity()
-    async with asyncio.TaskGroup() as group:
-        looking = group.create_task(_look(cluster, capacity))
+class WithNode(Running):
+    """The Node as API server and kubelet show it."""
+
+    async def remove(self, path: str, grace: int | None = None) -> None:
+        """Delete an object that may be gone, and leave a controller's pods to whoever tidies up."""
         try:
-            yield capacity
-        finally:
-            looking.cancel()
+            await self.api.delete(path, grace=grace)
+        except RefusedError as error:
+            if error.code != 404:
+                raise
 
+    async def remove_pods(self) -> None:
+        """Delete every pod, wait until the kubelet has forgotten all, and free the Node."""
+        # The watch may not have shown the newest yet.
+        for pod in (await self.api.get("/api/v1/pods"))["items"]:
+            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+            await self.remove(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
+        await until_answer(self._has_none, 30.0, lambda: "pods stay")
+        await self.pods.until(lambda: not self.pods.objects, 30.0, "the watch shows pods")
+        node = await self.api.get(NODE_PATH)
+        notes = node["metadata"].get("annotations") or {}
+        noted = dict.fromkeys(name for name in notes if name.startswith(_NOTED))
+        if noted:
+            node = await self.api.patch(NODE_PATH, {"metadata": {"annotations": noted}})
+        # Not until nothing is noted: HAMi's scheduler asks for a handshake as soon as it sees none.
+        await self.nodes.until(
+            lambda: _version(self.nodes.objects[NODE]) >= _version(node),
+            30.0,
+            "the watch does not show the Node without notes",
+        )
 
-async def _look(cluster: Cluster, capacity: Capacity) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        found = await cluster.kubelet.offered(RESOURCE)
-        if found is not None:
-            capacity.look(loop.time(), len(found))
-        await asyncio.sleep(_STEP)
+    async def _has_none(self) -> bool:
+        return not (await self.api.get("/api/v1/pods"))["items"]
+
+    def node_of(self) -> Object:
+        """The Node as the watch has it now."""
+        return self.nodes.objects[NODE]
+
+    def gpu_uuids(self) -> list[GpuUuid]:
+        """The GPUs of the Node by index, as the register annotation names them."""
+        return [GpuUuid(gpu["id"]) for gpu in registered(self.node_of())]
+
+    def lock_text(self) -> str | None:
+        """The node's lock as the watch has shown it, which lags behind; see `lock_held`."""
+        return notes_of(self.node_of()).get(annotations.MUTEX_LOCK)
+
+    async def lock_held(self) -> str | None:
+        """The node's lock as the API server has it. Raises RefusedError, aiohttp.ClientError."""
+        return notes_of(await self.api.get(NODE_PATH)).get(annotations.MUTEX_LOCK)
+
+    async def until_unlocked(self, within: float = PATIENCE) -> None:
+        """Return once the node has no lock. Raises TimeoutError.
+
+        The API server is asked, for the watch may not even have shown the lock yet; while it is
+        away nobody knows.
+        """
+
+        async def is_free() -> bool:
+            try:
+                return await self.lock_held() is None
+            except (aiohttp.ClientError, OSError, RefusedError):
+                return False
+
+        await until_answer(is_free, within, lambda: f"the lock stays: {self.lock_text()}")
+
+    async def until_allocatable(
+        self, slices: int = 80, within: float = 20.0, resource: str = RESOURCE
+    ) -> None:
+        """Return once PodResources tells of so many slices. Raises TimeoutError."""
+        found: frozenset[str] | None = None
+
+        async def is_told() -> bool:
+            nonlocal found
+            found = await self.kubelet.offered(resource)
+            return found is not None and slices == len(found)
+
+        def why() -> str:
+            told = "no answer" if found is None else f"{len(found)} slices"
+            return f"{told} in PodResources, not {slices}"
+
+        await until_answer(is_told, within, why)
+
+    async def until_offered(self, slices: int, within: float = 20.0) -> None:
+        """Return once the Node offers so many slices: some time after PodResources does."""
+
+        def offered() -> int:
+            status = self.node_of()["status"]
+            return int(status.get("allocatable", {}).get(RESOURCE, "0"))
+
+        await self.nodes.until(lambda: slices == offered(), within, f"{slices} slices on the Node")
+
+    async def _look(self, capacity: Capacity) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            found = await self.kubelet.offered(RESOURCE)
+            if found is not None:
+                capacity.look(loop.time(), len(found))
+            await asyncio.sleep(_STEP)
+
+    @contextlib.asynccontextmanager
+    async def watched_capacity(self) -> AsyncIterator[Capacity]:
+        """Look until the block ends. The kubelet must live; what it does not answer is no look."""
+        capacity = Capacity()
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look(capacity))
+            try:
+                yield capacity
+            finally:
+                looking.cancel()

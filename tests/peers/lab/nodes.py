@@ -39,24 +39,10 @@ from tests.fakes.clock import LoopClock
 from tests.fakes.plugin import ScriptedPlugin, devices
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.control import NODE
 from tests.peers.lab.node import PodResourcesClient
-from tests.peers.lab.part import Part
-from tests.peers.lab.placement import until_kubelet_says
-from tests.peers.lab.pods import (
-    NAMESPACE,
-    PODS,
-    a_container,
-    a_pod,
-    as_seen,
-    forget_told,
-    key,
-    lives,
-    stray,
-    until_restarted,
-    until_told,
-)
-from tests.peers.lab.space import until, until_answer
+from tests.peers.lab.part import until, until_answer
+from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, lives, stray
 
 # A device plugin of a test's own: it can look around from inside a call of the kubelet.
 
@@ -393,10 +379,10 @@ _QUICK = Timings(
 class ModelNode(NodeUnderTest):
     """`model` and `store` are public for what only a model can be asked."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, timings: Timings = _QUICK) -> None:
         plugins, pod_resources = root / "dp", root / "pr"
         super().__init__(plugins, pod_resources / "kubelet.sock", "model")
-        self.model = KubeletModel(plugins, pod_resources, LoopClock(), Seeded(), timings=_QUICK)
+        self.model = KubeletModel(plugins, pod_resources, LoopClock(), Seeded(), timings=timings)
         self.store = ObjectStore(LoopClock(), Seeded())
 
     @override
@@ -443,12 +429,14 @@ class ModelNode(NodeUnderTest):
 
 
 @contextlib.asynccontextmanager
-async def open_model_node(root: Path) -> AsyncIterator[ModelNode]:
+async def open_model_node(
+    root: Path, timings: Timings = _QUICK, status_period: float = _TICK
+) -> AsyncIterator[ModelNode]:
     """A started model whose Node is in its store."""
-    node = ModelNode(root)
+    node = ModelNode(root, timings)
     await node.start()
     try:
-        loop = KubeletPodLoop(node.model, node.store, NODE, status_period=_TICK)
+        loop = KubeletPodLoop(node.model, node.store, NODE, status_period=status_period)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(loop.run())
             await node.until(lambda: node.store.select("nodes"), "no Node")
@@ -458,17 +446,7 @@ async def open_model_node(root: Path) -> AsyncIterator[ModelNode]:
         await node.kill()
 
 
-# Harm that tests do on purpose: programs that stand still, containers that die.
-
-
-@contextlib.contextmanager
-def frozen(part: Part) -> Iterator[None]:
-    """A program stands still while the block runs."""
-    part.freeze()
-    try:
-        yield
-    finally:
-        part.thaw()
+# Harm that tests do on purpose: containers that die.
 
 
 def processes(container_id: str) -> frozenset[int]:
@@ -497,15 +475,8 @@ async def end_container(container_id: str) -> None:
 
 async def kill_container(cluster: Cluster, name: str) -> None:
     """Kill a telling pod's one container; what it told is forgotten. As `end_container`."""
-    forget_told(cluster, name)
-    await end_container(lives(as_seen(cluster, name))["main"].id)
-
-
-async def dies(cluster: Cluster, name: str) -> None:
-    """The same; returns when it runs again and has told. Raises TimeoutError."""
-    await kill_container(cluster, name)
-    await until_restarted(cluster, name, within=60.0)
-    await until_told(cluster, name)
+    cluster.forget_told(name)
+    await end_container(lives(cluster.as_seen(name))["main"].id)
 
 
 # The real kubelet of a cluster as a node under test.
@@ -566,7 +537,7 @@ class RealNode(NodeUnderTest):
     @override
     async def until_leaving(self, name: str) -> None:
         words = ('"SyncLoop DELETE"', f'"{key(self.known_as(name))}"')
-        await until_kubelet_says(self.cluster, *words, since=0.0)  # its name is this test's own
+        await self.cluster.until_kubelet_says(*words, since=0.0)  # its name is this test's own
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

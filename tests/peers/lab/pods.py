@@ -9,12 +9,11 @@ from typing import Any, Final
 from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
-from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.identities import NODE
+from tests.peers.lab.control import NODE
 from tests.peers.lab.node import BUSYBOX
-from tests.peers.lab.node_state import notes_of, until_unlocked
+from tests.peers.lab.node_state import WithNode, notes_of
+from tests.peers.lab.part import until
 from tests.peers.lab.placing import HAMI_SCHEDULER
-from tests.peers.lab.space import until
 
 # Pods to try things with: what they ask for, and what they tell of their inside.
 
@@ -126,22 +125,6 @@ def name_of(pod: Object) -> str:
     return str(pod["metadata"]["name"])
 
 
-def as_seen(cluster: Cluster, name: str) -> Object:
-    """A pod as the watch has it now. Raises KeyError: it is not there."""
-    return cluster.pods.objects[key(name)]
-
-
-def status_of(cluster: Cluster, name: str) -> Object:
-    """The status of a pod as it is now; empty while the pod is not there."""
-    status: Object = cluster.pods.objects.get(key(name), {}).get("status", {})
-    return status
-
-
-def annotations_of(cluster: Cluster, name: str) -> Mapping[str, str]:
-    """The annotations of a pod as they are now; empty while the pod is not there."""
-    return notes_of(cluster.pods.objects.get(key(name), {"metadata": {}}))
-
-
 def phase_of(pod: Object) -> str:
     return str(pod.get("status", {}).get("phase", ""))
 
@@ -151,14 +134,6 @@ def is_up(pod: Object) -> bool:
     conditions = pod.get("status", {}).get("conditions") or ()
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
     return ready or phase_of(pod) == "Succeeded"
-
-
-def is_settled(cluster: Cluster, name: str) -> bool:
-    """Whether HAMi's annotations say that every container of a pod was served."""
-    notes = annotations_of(cluster, name)
-    left = notes.get(annotations.TO_ALLOCATE, "")
-    done = notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
-    return done and not left.strip(";")
 
 
 def lives(pod: Object) -> Mapping[str, PodLife]:
@@ -171,137 +146,10 @@ def lives(pod: Object) -> Mapping[str, PodLife]:
     }
 
 
-def lives_of(cluster: Cluster, names: Iterable[str]) -> dict[str, Mapping[str, PodLife]]:
-    """The running containers of those pods."""
-    return {name: lives(as_seen(cluster, name)) for name in names}
-
-
 def containers_of(pod: Object) -> list[Object]:
     """The containers of a pod, init containers first."""
     spec = pod["spec"]
     return [*spec.get("initContainers", ()), *spec["containers"]]
-
-
-async def create(cluster: Cluster, *pods: Object) -> float:
-    """Create pods at once; when that began, by the loop's clock. Raises RefusedError in a group.
-
-    HAMi's scheduler knows by then what the agent tells of the node. Raises TimeoutError: it does
-    not.
-    """
-    await cluster.reading.until_current()
-    begun = asyncio.get_running_loop().time()
-    async with asyncio.TaskGroup() as group:
-        for pod in pods:
-            group.create_task(cluster.api.create(PODS, pod))
-    return begun
-
-
-async def run(cluster: Cluster, *pods: Object, within: float = PATIENCE) -> list[str]:
-    """Create pods and wait until they run; their names."""
-    await create(cluster, *pods)
-    names = [name_of(pod) for pod in pods]
-    await until_running(cluster, *names, within=within)
-    return names
-
-
-async def until_running(cluster: Cluster, *names: str, within: float = PATIENCE) -> None:
-    """Return once all those pods are Ready, or have done their work."""
-    objects = cluster.pods.objects
-
-    def all_up() -> bool:
-        present = [objects[key(name)] for name in names if key(name) in objects]
-        for pod in present:
-            if phase_of(pod) == "Failed":
-                raise FailedPodError(f"{name_of(pod)}: {pod['status']}")
-        return len(present) == len(names) and all(map(is_up, present))
-
-    try:
-        await cluster.pods.until(all_up, within, "pods do not run")
-    except TimeoutError as error:
-        waiting = (objects[key(name)] for name in names if key(name) in objects)
-        told = "; ".join(
-            f"{name_of(pod)} {notes_of(pod)} {pod['status']}" for pod in waiting if not is_up(pod)
-        )
-        raise TimeoutError(f"{error}: {told}") from None
-
-
-def up_at(cluster: Cluster, name: str, since: float) -> float:
-    """When a pod that is up was first seen so after a moment; both by the loop's clock."""
-    at = cluster.pods.when(key(name), is_up, since=since)
-    if at is None:
-        raise LookupError(f"{name} was not seen up")
-    return at
-
-
-async def until_phase(
-    cluster: Cluster, name: str, *phases: str, within: float = PATIENCE
-) -> Object:
-    """The status of a pod once it has one of these phases. Raises TimeoutError."""
-    await cluster.pods.until(
-        lambda: status_of(cluster, name).get("phase") in phases, within, f"{name} is not {phases}"
-    )
-    return status_of(cluster, name)
-
-
-async def until_failed(cluster: Cluster, name: str) -> Object:
-    """The status of a pod once its phase is Failed. Raises TimeoutError."""
-    return await until_phase(cluster, name, "Failed")
-
-
-async def until_restarted(cluster: Cluster, name: str, within: float = PATIENCE) -> None:
-    """Return once a pod's containers run and each was started again once."""
-
-    def is_back() -> bool:
-        pod = as_seen(cluster, name)
-        found = lives(pod)
-        return len(found) == len(pod["spec"]["containers"]) and {1} == {
-            one.restarts for one in found.values()
-        }
-
-    await cluster.pods.until(is_back, within, f"{name} was not started again")
-
-
-async def until_bind_phase(
-    cluster: Cluster, name: str, phase: str, within: float = PATIENCE
-) -> None:
-    """Return once the pod's bind-phase is `phase`. Raises TimeoutError."""
-    await cluster.pods.until(
-        lambda: annotations_of(cluster, name).get(annotations.BIND_PHASE) == phase,
-        within,
-        f"bind-phase of {name} is not {phase}",
-    )
-
-
-async def until_settled(cluster: Cluster, *names: str, within: float = 25.0) -> None:
-    """Return once all are settled and the node's lock is free. Raises TimeoutError."""
-    await cluster.pods.until(
-        lambda: all(is_settled(cluster, name) for name in names),
-        within,
-        "bind-phase success and nothing left to allocate",
-    )
-    await until_unlocked(cluster, within)
-
-
-async def delete(cluster: Cluster, name: str, grace: int | None = None) -> None:
-    """Ask the API server to delete a pod."""
-    await cluster.api.delete(f"{PODS}/{name}", grace=grace)
-
-
-async def until_deleted(cluster: Cluster, name: str) -> None:
-    """Return once the pod is gone from the API server. Raises TimeoutError."""
-    await cluster.pods.until(
-        lambda: key(name) not in cluster.pods.objects, PATIENCE, f"{name} is not deleted"
-    )
-
-
-async def gpus_held(cluster: Cluster, name: str) -> Mapping[str, list[str]]:
-    """The GPUs of the ids that the kubelet gave each container of a pod, sorted."""
-    held = await cluster.kubelet.held(RESOURCE)
-    return {
-        container: sorted(gpu_of(text) for text in ids)
-        for (pod, container), ids in held.items()
-        if pod == key(name)
-    }
 
 
 def gpu_of(slice_id: str) -> str:
@@ -309,61 +157,194 @@ def gpu_of(slice_id: str) -> str:
     return slice_id.rpartition("-")[0]
 
 
-def telling(cluster: Cluster, pod: Object) -> Object:
-    """The same pod, whose containers tell of their inside; what its namesake told is forgotten."""
-    forget_told(cluster, name_of(pod))
-    return telling_to(told_directory(cluster), pod)
+class WithPods(WithNode):
+    """Pods that are created, watched and deleted, and what they tell."""
 
+    def as_seen(self, name: str) -> Object:
+        """A pod as the watch has it now. Raises KeyError: it is not there."""
+        return self.pods.objects[key(name)]
 
-def a_telling_pod(cluster: Cluster, name: str, *, gpus: int = 1, memory: int = 3000) -> Object:
-    """A pod of one container, which tells; as in `a_container`."""
-    return telling(cluster, a_pod(name, a_container(gpus=gpus, memory=memory)))
+    def status_of(self, name: str) -> Object:
+        """The status of a pod as it is now; empty while the pod is not there."""
+        status: Object = self.pods.objects.get(key(name), {}).get("status", {})
+        return status
 
+    def annotations_of(self, name: str) -> Mapping[str, str]:
+        """The annotations of a pod as they are now; empty while the pod is not there."""
+        return notes_of(self.pods.objects.get(key(name), {"metadata": {}}))
 
-async def run_shapes(cluster: Cluster) -> list[str]:
-    """Telling pods of several shapes, run and settled; their names."""
-    load = a_container("load", memory=1024, script="true")
-    shapes = (
-        a_pod("pair", a_container(gpus=2, memory=7000)),
-        a_pod(
-            "trio",
-            a_container("left", memory=1024),
-            a_container("plain", gpus=0),
-            a_container("right", memory=2048, cores=20),
-        ),
-        a_pod(
-            "prepared",
-            a_container(memory=2048),
-            inits=(load,) if cluster.release.serves_inits else (),
-        ),
-    )
-    names = await run(cluster, *(telling(cluster, one) for one in shapes), within=60.0)
-    await until_settled(cluster, *names)
-    await until_told(cluster, *names)
-    return names
+    def is_settled(self, name: str) -> bool:
+        """Whether HAMi's annotations say that every container of a pod was served."""
+        notes = self.annotations_of(name)
+        left = notes.get(annotations.TO_ALLOCATE, "")
+        done = notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
+        return done and not left.strip(";")
 
+    def lives_of(self, names: Iterable[str]) -> dict[str, Mapping[str, PodLife]]:
+        """The running containers of those pods."""
+        return {name: lives(self.as_seen(name)) for name in names}
 
-def told_directory(cluster: Cluster) -> Path:
-    """Where telling pods tell."""
-    return cluster.root / "told"
+    async def create(self, *pods: Object) -> float:
+        """Create pods at once; when that began, by the loop's clock. Raises groups of RefusedError.
 
+        HAMi's scheduler knows by then what the agent tells of the node. Raises TimeoutError.
+        """
+        await self.reading.until_current()
+        begun = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            for pod in pods:
+                group.create_task(self.api.create(PODS, pod))
+        return begun
 
-def forget_told(cluster: Cluster, name: str) -> None:
-    """Remove what a pod told: it may tell again."""
-    for file in told_directory(cluster).glob(f"{name}.*"):
-        file.unlink()
+    async def run(self, *pods: Object, within: float = PATIENCE) -> list[str]:
+        """Create pods and wait until they run; their names."""
+        await self.create(*pods)
+        names = [name_of(pod) for pod in pods]
+        await self.until_running(*names, within=within)
+        return names
 
+    async def until_running(self, *names: str, within: float = PATIENCE) -> None:
+        """Return once all those pods are Ready, or have done their work."""
+        objects = self.pods.objects
 
-async def until_told(cluster: Cluster, *names: str, within: float = PATIENCE) -> None:
-    """Return once every container of those telling pods has told. Raises TimeoutError."""
-    directory = told_directory(cluster)
-    marks = [
-        directory / f"{name}.{one['name']}.done"
-        for name in names
-        for one in containers_of(as_seen(cluster, name))
-    ]
+        def all_up() -> bool:
+            present = [objects[key(name)] for name in names if key(name) in objects]
+            for pod in present:
+                if phase_of(pod) == "Failed":
+                    raise FailedPodError(f"{name_of(pod)}: {pod['status']}")
+            return len(present) == len(names) and all(map(is_up, present))
 
-    def missing() -> list[Path]:
-        return [mark for mark in marks if not mark.exists()]
+        try:
+            await self.pods.until(all_up, within, "pods do not run")
+        except TimeoutError as error:
+            waiting = (objects[key(name)] for name in names if key(name) in objects)
+            told = "; ".join(
+                f"{name_of(pod)} {notes_of(pod)} {pod['status']}"
+                for pod in waiting
+                if not is_up(pod)
+            )
+            raise TimeoutError(f"{error}: {told}") from None
 
-    await until(lambda: not missing(), within, lambda: f"{[*map(str, missing())]} are not told")
+    def up_at(self, name: str, since: float) -> float:
+        """When a pod that is up was first seen so after a moment; both by the loop's clock."""
+        at = self.pods.when(key(name), is_up, since=since)
+        if at is None:
+            raise LookupError(f"{name} was not seen up")
+        return at
+
+    async def until_phase(self, name: str, *phases: str, within: float = PATIENCE) -> Object:
+        """The status of a pod once it has one of these phases. Raises TimeoutError."""
+        await self.pods.until(
+            lambda: self.status_of(name).get("phase") in phases, within, f"{name} is not {phases}"
+        )
+        return self.status_of(name)
+
+    async def until_failed(self, name: str) -> Object:
+        """The status of a pod once its phase is Failed. Raises TimeoutError."""
+        return await self.until_phase(name, "Failed")
+
+    async def until_restarted(self, name: str, within: float = PATIENCE) -> None:
+        """Return once a pod's containers run and each was started again once."""
+
+        def is_back() -> bool:
+            pod = self.as_seen(name)
+            found = lives(pod)
+            return len(found) == len(pod["spec"]["containers"]) and {1} == {
+                one.restarts for one in found.values()
+            }
+
+        await self.pods.until(is_back, within, f"{name} was not started again")
+
+    async def until_bind_phase(self, name: str, phase: str, within: float = PATIENCE) -> None:
+        """Return once the pod's bind-phase is `phase`. Raises TimeoutError."""
+        await self.pods.until(
+            lambda: self.annotations_of(name).get(annotations.BIND_PHASE) == phase,
+            within,
+            f"bind-phase of {name} is not {phase}",
+        )
+
+    async def until_settled(self, *names: str, within: float = 25.0) -> None:
+        """Return once all are settled and the node's lock is free. Raises TimeoutError."""
+        await self.pods.until(
+            lambda: all(self.is_settled(name) for name in names),
+            within,
+            "bind-phase success and nothing left to allocate",
+        )
+        await self.until_unlocked(within)
+
+    async def delete(self, name: str, grace: int | None = None) -> None:
+        """Ask the API server to delete a pod."""
+        await self.api.delete(f"{PODS}/{name}", grace=grace)
+
+    async def until_deleted(self, name: str) -> None:
+        """Return once the pod is gone from the API server. Raises TimeoutError."""
+        await self.pods.until(
+            lambda: key(name) not in self.pods.objects, PATIENCE, f"{name} is not deleted"
+        )
+
+    async def gpus_held(self, name: str) -> Mapping[str, list[str]]:
+        """The GPUs of the ids that the kubelet gave each container of a pod, sorted."""
+        held = await self.kubelet.held(RESOURCE)
+        return {
+            container: sorted(gpu_of(text) for text in ids)
+            for (pod, container), ids in held.items()
+            if pod == key(name)
+        }
+
+    def telling(self, pod: Object) -> Object:
+        """The same pod, which tells of its inside; what its namesake told is forgotten."""
+        self.forget_told(name_of(pod))
+        return telling_to(self.told_directory(), pod)
+
+    def a_telling_pod(self, name: str, *, gpus: int = 1, memory: int = 3000) -> Object:
+        """A pod of one container, which tells; as in `a_container`."""
+        return self.telling(a_pod(name, a_container(gpus=gpus, memory=memory)))
+
+    async def run_shapes(self) -> list[str]:
+        """Telling pods of several shapes, run and settled; their names."""
+        load = a_container("load", memory=1024, script="true")
+        shapes = (
+            a_pod("pair", a_container(gpus=2, memory=7000)),
+            a_pod(
+                "trio",
+                a_container("left", memory=1024),
+                a_container("plain", gpus=0),
+                a_container("right", memory=2048, cores=20),
+            ),
+            a_pod(
+                "prepared",
+                a_container(memory=2048),
+                inits=(load,) if self.release.serves_inits else (),
+            ),
+        )
+        names = await self.run(*(self.telling(one) for one in shapes), within=60.0)
+        await self.until_settled(*names)
+        await self.until_told(*names)
+        return names
+
+    def told_directory(self) -> Path:
+        """Where telling pods tell."""
+        return self.root / "told"
+
+    def forget_told(self, name: str) -> None:
+        """Remove what a pod told: it may tell again."""
+        for file in self.told_directory().glob(f"{name}.*"):
+            file.unlink()
+
+    async def until_told(self, *names: str, within: float = PATIENCE) -> None:
+        """Return once every container of those telling pods has told. Raises TimeoutError."""
+        directory = self.told_directory()
+        marks = [
+            directory / f"{name}.{one['name']}.done"
+            for name in names
+            for one in containers_of(self.as_seen(name))
+        ]
+
+        def missing() -> list[Path]:
+            return [mark for mark in marks if not mark.exists()]
+
+        await until(
+            lambda: not missing(),
+            within,
+            lambda: f"{[*map(str, missing())]} are not told; refused: {self.refusals()}",
+        )

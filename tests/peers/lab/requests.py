@@ -6,10 +6,10 @@ from typing import Final
 import yaml
 
 from tests.peers.lab.agents import SOURCE
-from tests.peers.lab.cluster import ACCOUNT, Cluster
-from tests.peers.lab.control import READS, Asked, AuditLog, counted
-from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.space import until, until_answer
+from tests.peers.lab.control import NODE_USER, READS, Asked, AuditLog, counted
+from tests.peers.lab.grants import WithGrants
+from tests.peers.lab.part import until, until_answer
+from tests.peers.lab.running import ACCOUNT
 
 _FORBIDDEN: Final = 403
 _AT_REST: Final = ("report.written", "pods.listed")
@@ -32,16 +32,6 @@ def writes(requests: list[Asked]) -> Counter[str]:
     return counted([one for one in requests if one.is_write])
 
 
-async def mark_of_rest(cluster: Cluster) -> int:
-    """A mark in the audit log behind the agent's register annotation and its list of the pods.
-
-    A watch shows a write before the log does; what the writer has an answer to is in both.
-    """
-    agent = cluster.agent
-    await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
-    return cluster.plane.audit.mark()
-
-
 def of_pods(count: int, *, looks: int = 1) -> Counter[str]:
     """What so many pods cost: two writes, and a look before the answer.
 
@@ -49,18 +39,6 @@ def of_pods(count: int, *, looks: int = 1) -> Counter[str]:
     """
     each = {"get pods": looks, "patch pods/status": 1, "patch nodes": 1}
     return +Counter({what: number * count for what, number in each.items()})
-
-
-async def asked_since(cluster: Cluster, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
-    """What the agent has asked since a mark, once that includes what is wanted."""
-    found: list[Asked] = []
-
-    async def is_told() -> bool:
-        found[:] = cluster.plane.audit.since(mark, user)
-        return counted(found) >= wanted
-
-    await until_answer(is_told, 10.0, lambda: f"{wanted} is not there: {found}")
-    return found
 
 
 # What deploy/ grants the agent's account.
@@ -87,3 +65,27 @@ def asked_beyond_rights(audit: AuditLog) -> set[str]:
     """What any agent has ever asked for and the account may not. Raises OSError."""
     asked = [one for user in (NODE_USER, ACCOUNT) for one in audit.since(0, user)]
     return counted(asked).keys() - granted() - _OPTIONAL - _EVERYBODYS
+
+
+class WithRequests(WithGrants):
+    """What the agent has asked of the API server."""
+
+    async def mark_of_rest(self) -> int:
+        """A mark in the audit log behind the agent's register annotation and its list of the pods.
+
+        A watch shows a write before the log does; what the writer has an answer to is in both.
+        """
+        agent = self.agent
+        await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
+        return self.plane.audit.mark()
+
+    async def asked_since(self, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
+        """What the agent has asked since a mark, once that includes what is wanted."""
+        found: list[Asked] = []
+
+        async def is_told() -> bool:
+            found[:] = self.plane.audit.since(mark, user)
+            return counted(found) >= wanted
+
+        await until_answer(is_told, 10.0, lambda: f"{wanted} is not there: {found}")
+        return found

@@ -18,10 +18,10 @@ from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
 from tests.peers.lab.api import Api, Object
-from tests.peers.lab.cluster import ACCOUNT, account_token, open_root
-from tests.peers.lab.control import ControlPlane, open_control_plane
-from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
-from tests.peers.lab.space import until_answer
+from tests.peers.lab.cluster import open_root
+from tests.peers.lab.control import ADMIN, NODE, NODE_USER, ControlPlane, open_control_plane
+from tests.peers.lab.part import until_answer
+from tests.peers.lab.running import ACCOUNT, account_token
 
 OTHER_NODE: Final = "node-b"
 OWN_POD: Final = "pa"

@@ -4,79 +4,48 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 FAR: Final = 5.0
 """A figure so many times beyond its bound is wrong on any machine."""
-
 FAR_STARTING: Final = 15.0
 """The same where the start of a Python process is in the figure, which a busy machine drags out."""
-
-_HEAD: Final = ("what", "measured", "bound", "")
-
-
-@dataclass(frozen=True, slots=True)
-class FigureRow:
-    """One figure. `bound` None: it is told, nothing is promised."""
-
-    what: str
-    measured: float
-    bound: float | None
-    unit: str
-
-    def cells(self) -> tuple[str, str, str, str]:
-        """Its texts, one for each column."""
-        if self.bound is None:
-            return (self.what, _number(self.measured, self.unit), "-", "")
-        verdict = "over" if self.measured > self.bound else "ok"
-        measured, bound = (_number(value, self.unit) for value in (self.measured, self.bound))
-        return (self.what, measured, bound, verdict)
+_HEAD: Final = "| what | measured | bound | |\n|---|---|---|---|\n"
 
 
-@dataclass(eq=False, slots=True)
 class Table:
-    """Figures in the order in which they were measured."""
+    """Figures in the order in which they were measured; of one that comes again, the worse."""
 
-    rows: list[FigureRow] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._figures: dict[str, Mapping[str, Any]] = {}
 
     def add(self, what: str, measured: float, bound: float | None = None, unit: str = "s") -> None:
-        """One more figure; a figure that is there already keeps the worse of both."""
-        if bound is not None and not unit:
-            raise ValueError(f"{what}: a count with a bound is held")
-        self._put(FigureRow(what, measured, bound, unit))
+        """One more figure; without a bound nothing is promised."""
+        self.take([{"what": what, "measured": measured, "bound": bound, "unit": unit}])
 
     def hold(
         self, what: str, measured: float, bound: float, unit: str = "s", *, far: float = FAR
     ) -> None:
         """One more figure, which was promised. One without a unit is a count."""
-        self._put(FigureRow(what, measured, bound, unit))
+        self.add(what, measured, bound, unit)
         most = far * bound if unit else bound
-        assert measured <= most, f"{what}: {_number(measured, unit)}, not {_number(most, unit)}"
+        assert measured <= most, f"{what}: {measured:g}, not {most:g} {unit}"
 
-    def told(self) -> list[dict[str, Any]]:
+    def told(self) -> list[Mapping[str, Any]]:
         """All figures, for another process or a file."""
-        return [asdict(row) for row in self.rows]
+        return [*self._figures.values()]
 
     def take(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Add the figures of another process."""
-        for row in told:
-            self._put(FigureRow(**row))
-
-    def _put(self, row: FigureRow) -> None:
-        for number, other in enumerate(self.rows):
-            if other.what == row.what:
-                self.rows[number] = max(row, other, key=lambda one: one.measured)
-                return
-        self.rows.append(row)
+        """Add figures, such as those of another process."""
+        for one in told:
+            known = self._figures.get(one["what"])
+            if known is None or known["measured"] < one["measured"]:
+                self._figures[one["what"]] = one
 
     def text(self) -> str:
-        """A Markdown table whose columns are in line."""
-        cells = [_HEAD, *(row.cells() for row in self.rows)]
-        widths = [max(len(one[column]) for one in cells) for column in range(len(_HEAD))]
-        head, *rest = (_line(one, widths) for one in cells)
-        return "\n".join((head, _line(["-" * width for width in widths], widths), *rest)) + "\n"
+        """A Markdown table."""
+        return _HEAD + "".join(map(_line, self.told()))
 
     def write(self, path: Path) -> None:
         """Write it to a file, and as JSON beside that. Raises OSError."""
@@ -86,14 +55,11 @@ class Table:
         path.with_suffix(".json").write_text(text + "\n")
 
 
-def _line(cells: Iterable[str], widths: list[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"| {' | '.join(padded)} |"
-
-
-def _number(value: float, unit: str) -> str:
-    text = f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
-    return f"{text} {unit}".rstrip()
+def _line(one: Mapping[str, Any]) -> str:
+    measured, bound, unit = round(one["measured"], 3), one["bound"], one["unit"]
+    verdict = "" if bound is None else "over" if measured > bound else "ok"
+    promised = "-" if bound is None else f"{bound:g} {unit}"
+    return f"| {one['what']} | {measured:g} {unit} | {promised} | {verdict} |\n"
 
 
 # How long a process lives, by the kernel's own clock.

@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.peers.lab.agents import SOURCE, Agent
+from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
-from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.identities import ADMIN
-from tests.peers.lab.pods import NAMESPACE, status_of
+from tests.peers.lab.control import ADMIN
+from tests.peers.lab.pods import NAMESPACE
+from tests.peers.lab.requests import WithRequests
 
 SECONDS: Final = 60.0
 """Until a verb is taken to hang; on a quiet machine it takes one."""
-_OPTIONS: Final = slice(4, None)
-"""Of an agent's command line what follows `python -m agent run`."""
 _REASONS: Final = re.compile(r"0/1 nodes are available: 1 (.+?)\.(?: |$)")
 
 
@@ -37,40 +35,6 @@ class VerbAnswer:
             return json.loads(self.text)
         except json.JSONDecodeError:
             raise AssertionError(f"exit {self.code}: {self.text}{self.errors}") from None
-
-
-async def verb(cluster: Cluster, *words: str, on_node: bool = False) -> VerbAnswer:
-    """Run a verb from anywhere, or on the node itself, with the node's files."""
-    room = cluster.root / "home"
-    room.mkdir(exist_ok=True)
-    command = (sys.executable, "-m", "agent", *words)
-    process = await asyncio.create_subprocess_exec(
-        *(cluster.space.command(command) if on_node else command),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={
-            "PYTHONPATH": str(SOURCE),
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(room),
-            "KUBECONFIG": str(cluster.plane.kubeconfig(ADMIN)),
-        },
-    )
-    try:
-        async with asyncio.timeout(SECONDS):
-            text, errors = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise
-    told = (part.decode(errors="replace") for part in (text, errors))
-    return VerbAnswer(process.returncode or 0, *told)
-
-
-async def doctor(cluster: Cluster, agent: Agent) -> VerbAnswer:
-    """What `doctor` finds beside that agent, with the agent's own settings."""
-    options = agent.part.command[_OPTIONS]
-    return await verb(cluster, "doctor", *options, "-o", "json", on_node=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,34 +70,6 @@ class Explained:
         return {gpu["index"]: gpu["reason"] for gpu in self.data["nodes"][0]["gpus"]}
 
 
-async def explain(cluster: Cluster, name: str) -> Explained:
-    """What `explain` says of a pod of the tests. Raises AssertionError: it cannot."""
-    answer = await verb(cluster, "explain", f"{NAMESPACE}/{name}", "-o", "json")
-    return Explained(answer.code, answer.document["data"])
-
-
-def told_reasons(cluster: Cluster, name: str) -> set[str]:
-    """What HAMi's scheduler said last of the one Node, by the pod's condition.
-
-    Each is a reason of the Node, or one of its GPUs with how many of them it keeps out. An Event of
-    kube-scheduler may still have the text of an attempt before the last one.
-    """
-    conditions = status_of(cluster, name).get("conditions") or ()
-    texts = (one.get("message") or "" for one in conditions if one["type"] == "PodScheduled")
-    found = _REASONS.match(next(texts, ""))
-    return set(found[1].split(", ")) if found else set()
-
-
-async def until_reasons(cluster: Cluster, name: str, *reasons: str, within: float = 40.0) -> None:
-    """Return once these are the reasons that were told last of a pod. Raises TimeoutError."""
-    try:
-        await cluster.pods.until(
-            lambda: set(reasons) == told_reasons(cluster, name), within, f"{name} is not {reasons}"
-        )
-    except TimeoutError as error:
-        raise TimeoutError(f"{error}: {status_of(cluster, name)}") from None
-
-
 # What `explain` advises, done: the pod after the change that it names.
 
 _DROP: Final = re.compile(r"drop the annotation (\S+)")
@@ -154,3 +90,59 @@ def as_advised(pod: Object, said: str) -> Object:
     else:
         raise AssertionError(f"nothing to make of {said!r}")
     return changed
+
+
+class WithVerbs(WithRequests):
+    """The verbs of `hami-agent`, run by an operator."""
+
+    async def verb(self, *words: str, on_node: bool = False) -> VerbAnswer:
+        """Run a verb from anywhere, or on the node itself, with the node's files."""
+        room = self.root / "home"
+        room.mkdir(exist_ok=True)
+        command = (sys.executable, "-m", "agent", *words)
+        process = await asyncio.create_subprocess_exec(
+            *(self.space.command(command) if on_node else command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={
+                "PYTHONPATH": str(SOURCE),
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(room),
+                "KUBECONFIG": str(self.plane.kubeconfig(ADMIN)),
+            },
+        )
+        try:
+            async with asyncio.timeout(SECONDS):
+                text, errors = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
+        told = (part.decode(errors="replace") for part in (text, errors))
+        return VerbAnswer(process.returncode or 0, *told)
+
+    async def explain(self, name: str) -> Explained:
+        """What `explain` says of a pod of the tests. Raises AssertionError: it cannot."""
+        answer = await self.verb("explain", f"{NAMESPACE}/{name}", "-o", "json")
+        return Explained(answer.code, answer.document["data"])
+
+    def told_reasons(self, name: str) -> set[str]:
+        """What HAMi's scheduler said last of the one Node, by the pod's condition.
+
+        Each is a reason of the Node, or one of its GPUs with how many of them it keeps out. An
+        Event of kube-scheduler may still have the text of an attempt before the last one.
+        """
+        conditions = self.status_of(name).get("conditions") or ()
+        texts = (one.get("message") or "" for one in conditions if one["type"] == "PodScheduled")
+        found = _REASONS.match(next(texts, ""))
+        return set(found[1].split(", ")) if found else set()
+
+    async def until_reasons(self, name: str, *reasons: str, within: float = 40.0) -> None:
+        """Return once these are the reasons that were told last of a pod. Raises TimeoutError."""
+        try:
+            await self.pods.until(
+                lambda: set(reasons) == self.told_reasons(name), within, f"{name} is not {reasons}"
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {self.status_of(name)}") from None

@@ -3,9 +3,7 @@
 Kept are those whose mistake a test beside the peers would not show.
 """
 
-import ast
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ from agent import cluster as annotations
 from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.control import AuditLog, counted
 from tests.peers.lab.node_state import Capacity
-from tests.peers.lab.releases import BEFORE_2_8, BEFORE_2_10, MODEL, Release, impossible
-from tests.peers.lab.space import because
-from tests.peers.lab.stream import STARTING, TOLD_LATE, Gap, Rejected
 from tests.peers.lab.table import Table
 
 # The audit log tells what was asked since a mark, or that it cannot tell.
@@ -81,76 +76,6 @@ def test_gaps_in_what_the_kubelet_offers_are_found_with_their_length():
     assert [3.0, 1.0] == capacity.gaps()
 
 
-# Which rejections a time without an agent explains: the kubelet's own, and only in that time.
-
-GAP = Gap(start=10.0, end=12.0, known=11.0)
-EOF = "rpc error: code = Unavailable desc = error reading from server: EOF"
-PREFERENCE = "device plugin GetPreferredAllocation rpc failed with err: "
-OWN = because("no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu")
-NO_ROOM = (
-    "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, capacity: 0"
-)
-BLIND = because("rpc error: code = Unavailable desc = The pods are not known yet. [HA-2010]")
-OUT_OF_TIME = because(
-    "rpc error: code = Unavailable desc = No answer was found within 2 s; create the pod again. "
-    "[HA-5002]"
-)
-NOT_EXPLAINED = (
-    "rpc error: code = FailedPrecondition desc = Pod a/b has no lock. [HA-2005]",
-    "rpc error: code = Unavailable desc = The driver is silent. [HA-4005]",
-    "requested number of devices unavailable for nvidia.com/gpu. Requested: 1",
-    "forbidden sysctl",
-    "",
-)
-
-
-@pytest.mark.parametrize(
-    ("message", "taken", "at", "explained"),
-    [
-        (OWN, 11.0, 11.5, True),
-        (because(EOF), 11.0, 11.5, True),
-        (because(f"{PREFERENCE}{EOF}"), 11.0, 11.5, True),
-        (NO_ROOM, 11.0, 11.5, True),
-        # It came before or after.
-        (OWN, 12.1, 12.2, False),
-        (OWN, 8.0, 9.9, False),
-        (OWN, 11.0, 12.1 + TOLD_LATE, False),
-        # An agent is blind only until it knows the pods.
-        (OWN, 11.5, 11.5, True),
-        (BLIND, 11.0, 11.5, True),
-        (BLIND, 11.5, 11.5, False),
-        # It may be out of time right after its start only.
-        (OUT_OF_TIME, 12.5, 14.6, True),
-        (OUT_OF_TIME, 12.1 + STARTING, 16.2, False),
-        (OUT_OF_TIME, 9.0, 9.9, False),
-        # An agent refused, or nobody can place it.
-        *((because(text), 11.0, 11.5, False) for text in NOT_EXPLAINED),
-    ],
-)
-def test_what_nobody_answered_is_explained_and_nothing_else(message, taken, at, explained):
-    assert explained == GAP.explains(Rejected("p", taken, at, message))
-
-
-# What a release is said not to show are tests that there are.
-
-PEERS = Path(__file__).parents[1]
-OLD = Release((2, 7, 1))
-
-
-def test_nothing_is_impossible_beside_the_model_and_what_is_has_its_test():
-    found = {
-        f"{path.name}::{node.name}"
-        for path in PEERS.glob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert BEFORE_2_8.keys() | BEFORE_2_10.keys() <= found
-    assert [] == [test for test in found if impossible(MODEL, test)]
-    assert {*BEFORE_2_8, *BEFORE_2_10} == {test for test in found if impossible(OLD, test)}
-    newer = Release((2, 9, 0))
-    assert {*BEFORE_2_10} == {test for test in found if impossible(newer, test)}
-
-
 # What was promised is held.
 
 
@@ -161,12 +86,10 @@ def test_a_count_is_over_its_bound_by_one_and_a_time_only_by_far():
     table.hold("lock free", 24.0, 5.0)
     with pytest.raises(AssertionError, match="pods refused: 1, not 0"):
         table.hold("pods refused", 1, 0, unit="")
-    with pytest.raises(AssertionError, match="lock free: 26 s, not 25 s"):
+    with pytest.raises(AssertionError, match="lock free: 26, not 25 s"):
         table.hold("lock free", 26.0, 5.0)
-    with pytest.raises(ValueError, match="pods refused: a count with a bound is held"):
-        table.add("pods refused", 1, 0, unit="")
 
-    assert ["over", "over"] == [row.cells()[-1] for row in table.rows]
+    assert 2 == table.text().count("| over |")
 
 
 def test_a_watch_tells_when_a_state_was_first_seen_since_a_moment():

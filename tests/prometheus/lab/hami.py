@@ -3,39 +3,33 @@
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Final
 
 from aiohttp import web
 
 from tests.shape import tree
 
-FACTS: Final = "tests/vectors/hami-dashboard.json"
-SERIES: Final = re.compile(r"\bhami_\w+")
+FACTS: Final[dict[str, Any]] = json.loads(tree.text("tests/vectors/hami-dashboard.json"))
 VARIABLES: Final = {"$node": ".*", "$namespace": ".*"}
 LIMIT: Final = "hami_gpu_memory_limit_bytes"
 """The one series of the scheduler that the dashboard joins with the monitor's."""
 
 
-def asked() -> Iterator[tuple[str, str]]:
-    """Title and expression of each panel of HAMi's dashboard, with everything chosen."""
-    for panel in _facts()["panels"]:
+def asked() -> Iterator[tuple[str, frozenset[str]]]:
+    """The expression of each panel of HAMi's dashboard, with everything chosen, and its series."""
+    for panel in FACTS["panels"]:
         expression = panel["expr"]
         for name, value in VARIABLES.items():
             expression = expression.replace(name, value)
-        yield panel["title"], expression
+        yield expression, frozenset(re.findall(r"\bhami_\w+", expression))
 
 
-def choices() -> Iterator[tuple[str, str]]:
-    """The series and the label of which each variable of the dashboard lists the values."""
-    for variable in _facts()["variables"]:
+def choices() -> Iterator[str]:
+    """The series with the labels of which each variable of the dashboard lists the values."""
+    for variable in FACTS["variables"]:
         (found,) = re.findall(r"label_values\((\w+), (\w+)\)", variable["query"])
-        yield found
-
-
-def series_of(expression: str) -> frozenset[str]:
-    """The names of HAMi's series in an expression."""
-    return frozenset(SERIES.findall(expression))
+        yield '{}{{{}!=""}}'.format(*found)
 
 
 def served_by_agents() -> frozenset[str]:
@@ -43,11 +37,6 @@ def served_by_agents() -> frozenset[str]:
     listed = re.findall(r"^\| `(\w+)` \| gauge \|", tree.text("METRICS.md"), re.MULTILINE)
     own = ("hami_agent_", "process_", "python_")
     return frozenset(name for name in listed if not name.startswith(own))
-
-
-def legacy_names() -> Sequence[str]:
-    """The older names of the series, as METRICS.md lists them."""
-    return sorted(name for name in served_by_agents() if not name.startswith("hami_"))
 
 
 @contextlib.asynccontextmanager
@@ -68,12 +57,6 @@ async def open_scheduler(node: str, uuids: Iterable[str]) -> AsyncIterator[str]:
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        yield f"{host}:{port}"
+        yield "{}:{}".format(*runner.addresses[0][:2])
     finally:
         await runner.cleanup()
-
-
-def _facts() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(tree.text(FACTS))
-    return found

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import json
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
-from tests.peers.lab.identities import free_ports
+from tests.peers.lab.control import free_ports
 from tests.prometheus.lab.expressions import RULES
 
 Json = Mapping[str, Any]
@@ -38,31 +38,29 @@ class Prometheus:
         result = found["data"]["result"]
         return result if isinstance(result, list) else []
 
-    async def firing(self) -> dict[str, dict[str, Any]]:
-        """The alerts that fire or will, by name."""
-        found = await self._get("alerts")
-        return {one["labels"]["alertname"]: one for one in found["data"]["alerts"]}
+    async def alerts(self) -> Sequence[dict[str, Any]]:
+        """The alerts that fire or will."""
+        alerts: list[dict[str, Any]] = (await self._get("alerts"))["data"]["alerts"]
+        return alerts
 
     async def until(self, expression: str) -> Sequence[dict[str, Any]]:
         """The series of an expression, once there are any; none if that takes too long."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + PATIENCE
-        while not (found := await self.query(expression)) and loop.time() < end:  # noqa: ASYNC110 -- another process
-            await asyncio.sleep(0.2)
-        return found
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while not (found := await self.query(expression)):  # noqa: ASYNC110 -- another process
+                    await asyncio.sleep(0.2)
+                return found
+        return []
 
-    async def ready(self, ended: Callable[[], bool]) -> None:
-        """Return once it answers. Raises AssertionError: it ended, or takes too long."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + PATIENCE
-        while True:
-            assert not ended(), "Prometheus ended"
-            assert loop.time() < end, "Prometheus does not answer"
-            with contextlib.suppress(aiohttp.ClientError):
-                async with self.session.get(f"{self.address}/-/ready") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.1)
+    async def ready(self) -> None:
+        """Return once it answers. Raises TimeoutError."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with self.session.get(f"{self.address}/-/ready") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.1)
 
     async def _get(self, what: str, **parameters: str) -> dict[str, Any]:
         url = f"{self.address}/api/v1/{what}"
@@ -103,7 +101,7 @@ async def open_prometheus(folder: Path, *jobs: Json) -> AsyncIterator[Prometheus
     try:
         async with aiohttp.ClientSession() as session:
             found = Prometheus(f"http://127.0.0.1:{port}", session)
-            await found.ready(lambda: process.returncode is not None)
+            await found.ready()
             yield found
     finally:
         if process.returncode is None:

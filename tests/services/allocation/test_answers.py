@@ -9,6 +9,7 @@ from agent.cluster import Phase
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import KubeletEpoch
 from agent.reconcile import Adoption
+from agent.state import CURRENT
 from tests.builders import a_container
 from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
 
@@ -45,6 +46,38 @@ async def test_until_a_row_is_on_disk_there_is_no_answer_and_its_pod_counts(is_b
 
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
         assert RefusalReason.OVERLAP is answering.result()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (f"{G1}-0", f"{G1}-0"),
+        (f"{G2}-1", f"{G2}-2"),
+        ("GPU-elsewhere-7", "no slice"),
+        ("MIG-unknown", ""),
+        (f"{G1}-99999999999999999999", f"{G1}--1"),
+    ],
+    ids=["twice the same, and held", "of another GPU", "unknown", "MIG and empty", "no numbers"],
+)
+async def test_odd_ids_are_only_counted_and_a_refusal_writes_nothing(asked):
+    text = f"{G2},NVIDIA,100,1:{G1},NVIDIA,200,2:;"
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        await desk.service.allocate(ids(0))
+        desk.bind(placed(2, text, containers=(a_container(count=3),)))
+        before = desk.ledger, dict(desk.hooks.made), await desk.disk.content(CURRENT)
+        with pytest.raises(Refusal):
+            await desk.service.allocate(asked)
+        assert before == (desk.ledger, desk.hooks.made, await desk.disk.content(CURRENT))
+
+        desk.bind(placed(2, text, containers=(a_container(count=2),)))
+        envs = dict((await desk.service.allocate(asked)).envs)
+
+        assert (f"{G1},{G2}", "200m") == (
+            envs["NVIDIA_VISIBLE_DEVICES"],
+            envs["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        )
+        assert tuple(sorted(asked)) == desk.ledger.rows[-1].slice_ids
 
 
 async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks():
@@ -90,9 +123,9 @@ async def test_a_holder_is_adopted_with_its_own_group():
     two = (a_container(name="a"), a_container(name="b"))
     pod = placed(1, SHARE + f"{G2},NVIDIA,2,2:;", containers=two)
     async with a_desk() as desk:
-        row = await desk.service.adopt(Adoption(pod, two[1], ()))
+        row = await desk.service.adopt(Adoption(pod, two[1], ids(3)))
         assert row is not None
-        assert (1, G2) == (row.group, row.shares[0].uuid)
+        assert (1, G2, True) == (row.group, row.shares[0].uuid, row.confirmed)
 
 
 async def test_a_second_answer_is_equal_and_its_row_is_the_new_kubelets():

@@ -107,6 +107,15 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
         assert directory(await node.service.allocate(first)), "the kubelet asks again"
 
 
+async def test_of_preferences_asked_in_one_moment_no_request_is_granted_until_it_is_repeated():
+    """The kubelet may have begun them in the other order."""
+    async with a_node() as node:
+        wanted = [await node.service.prefer(ids(0, 1, 2), (), 1) for _ in range(2)]
+
+        assert {RefusalReason.OVERLAP} == {(await refused(node, one)).gate for one in wanted}
+        assert directory(await node.service.allocate(wanted[1]))
+
+
 async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():
     async with a_node() as node:
         node.hooks.failure = StateError("vgpu is a link")

@@ -39,22 +39,6 @@ async def following(
         yield api, node, view
 
 
-async def test_the_watch_shows_the_node_without_a_read_and_what_becomes_of_it():
-    async with following() as (api, _, view):
-        assert api.node == view.value
-        assert {"watch_node": 1} == api.calls
-        changed = api.edit_node({"a": "b"})
-        await asyncio.sleep(0.1)
-        assert changed == view.value
-        api.delete_node()
-        await asyncio.sleep(0.1)
-        assert view.value is None
-        created = api.create_node()
-        await asyncio.sleep(0.1)
-
-        assert created == view.value
-
-
 async def test_our_own_write_is_seen_before_the_watch_shows_it():
     async with following() as (api, node, view):
         api.lag = 5.0

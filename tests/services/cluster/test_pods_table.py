@@ -128,19 +128,6 @@ async def test_a_list_from_before_what_the_watch_showed_takes_nothing_back():
         assert ["one"] == room.names
 
 
-async def test_a_watch_that_ends_goes_on_where_it_was_without_a_list():
-    async with following_one() as (api, room):
-        await asyncio.sleep(400)
-        api.end_watches()
-        api.put_pod(TWO)
-        await asyncio.sleep(0.1)
-
-        assert ["one", "two"] == room.names
-        assert not room.table.value.stale
-
-    assert {"list_pods": 1, "watch_pods": 2} == api.calls
-
-
 async def test_a_forgotten_position_is_listed_again_and_the_missing_are_buried():
     async with following_one() as (api, room):
         await asyncio.sleep(10)
@@ -205,9 +192,6 @@ async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_t
     assert 2 == api.calls["list_pods"]
 
 
-# One LIST on demand: as new as the question, shared by those who ask at the same time.
-
-
 async def test_late_frames_do_not_undo_a_refresh():
     api = FakeApi()
     api.put_pod(ONE)
@@ -235,6 +219,9 @@ async def test_those_who_ask_together_share_one_list():
                 group.create_task(room.pods.refresh())
 
         assert 2 == api.calls["list_pods"]
+
+
+# One LIST on demand: as new as the question, shared by those who ask at the same time.
 
 
 async def test_who_asks_during_a_list_waits_for_the_next_one():

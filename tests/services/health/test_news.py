@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 
 import msgspec
@@ -11,12 +10,10 @@ import pytest
 
 from agent.cluster import NodeCondition, NodeEvent, NodeView, Phase, PodTable
 from agent.errors import ApiError
-from agent.health.judge import switched_off
-from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
-from agent.model import Condition, GpuFault, Inventory, SharingSettings, Trouble
-from agent.report import follow_gpus, follow_left_out, keep_condition
+from agent.model import Condition, Inventory
+from agent.report import follow_gpus, keep_condition
 from tests.builders import (
     NOON,
     a_gpu,
@@ -29,13 +26,11 @@ from tests.builders import (
     a_uuid,
     an_inventory,
 )
-from tests.fakes.clock import LoopClock, ManualClock
-from tests.fakes.driver import ScriptedDriver
+from tests.fakes.clock import LoopClock
 from tests.services.at_work import at_work
 
 WELL = a_health()
 BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
-WORSE = msgspec.structs.replace(BAD, text="XID 79 [H-079]", action="reboot")
 
 
 def holding(*healths, generation: int = 1) -> Inventory:
@@ -57,32 +52,6 @@ async def running(run) -> AsyncIterator[None]:
 
 
 A_NODE = NodeView("node-1", "the-uid", "1")
-
-
-@pytest.mark.parametrize(
-    ("first", "steps"),
-    [
-        (
-            Inventory(),
-            [
-                ([BAD, WELL], 0.01, []),
-                ([BAD, BAD], 0.01, ["GpuUnhealthy"]),
-                ([WELL, BAD], 0.01, ["GpuUnhealthy", "GpuRecovered"]),
-            ],
-        ),
-        (holding(BAD), [([WORSE], 0.01, ["GpuUnhealthy"]), ([WORSE], 60, ["GpuUnhealthy"])]),
-        (holding(BAD), [([], 60, ["GpuInventoryChanged"])]),
-    ],
-    ids=["known at the start", "asks for another action", "ill and gone"],
-)
-async def test_what_changes_is_said_once(first, steps):
-    said: list[str] = []
-    inventory = Cell(first)
-    async with running(telling(inventory, lambda event: said.append(event.reason))):
-        for generation, (healths, seconds, expected) in enumerate(steps, 2):
-            inventory.set(holding(*healths, generation=generation))
-            await asyncio.sleep(seconds)
-            assert expected == said
 
 
 class Status:
@@ -157,76 +126,3 @@ async def test_no_pod_that_is_gone_or_has_ended_is_told_about_its_gpu(pods, told
 
 
 # A GPU that is not shared is told in one Event, with the reason; its neighbours are shared.
-
-
-BROKEN = GpuFault("index 1", "Unknown Error")
-LOST_TAIL = "; if this lasts, reboot the node [GpuLeftOut]"
-
-
-class LeftOutBench:
-    """A driver, the inventory, and what is said of it."""
-
-    def __init__(self) -> None:
-        self.driver = ScriptedDriver([a_gpu(index=0)])
-        self.inventory = Cell(Inventory())
-        self.events: list[NodeEvent] = []
-        self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), ManualClock())
-        self.discovery = Discovery(self.driver, self.keeper.found, ill=lambda _: False)
-        self.left_out = partial(
-            follow_left_out, self.keeper.left_out, self.inventory, self.events.append
-        )
-
-    @property
-    def indexes(self) -> list[int]:
-        return [shared.gpu.index for shared in self.inventory.value.gpus]
-
-    async def rescan(self) -> None:
-        self.discovery.rescan()
-        await asyncio.sleep(1)
-
-
-@asynccontextmanager
-async def leaving_out(*faults: GpuFault) -> AsyncIterator[LeftOutBench]:
-    bench = LeftOutBench()
-    bench.driver.faults = list(faults)
-    async with at_work(bench.keeper.run, bench.discovery.run, bench.left_out):
-        await asyncio.sleep(1)
-        yield bench
-
-
-async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
-    async with leaving_out(BROKEN) as bench:
-        await asyncio.sleep(3600)
-
-        assert [0] == bench.indexes
-        (event,) = bench.events
-        assert ("GpuLeftOut", True) == (event.reason, event.warning)
-        assert (
-            "GPU index 1 is not shared: Unknown Error; if this lasts, reset it or reboot the node "
-            "[GpuLeftOut]"
-        ) == event.text
-        assert bench.driver.scans > 50
-        bench.driver.faults.append(GpuFault("index 2", "no answer in time", Trouble.SILENT))
-        await bench.rescan()
-        assert ["GPU index 2 is not shared: no answer in time"] == [
-            one.text.partition(";")[0] for one in bench.events[1:]
-        ]
-
-
-@pytest.mark.parametrize(
-    ("judged", "gpus", "lost", "told"),
-    [({}, [a_gpu(index=2)], (0, 7), [7]), ({a_uuid(0): switched_off(NOON)}, [], (0,), [0])],
-    ids=["its health tells of it", "nobody looks after health"],
-)
-async def test_a_lost_gpu_that_was_shared_is_told_here_only_where_its_health_is_not(
-    judged, gpus, lost, told
-):
-    async with leaving_out() as bench:
-        bench.keeper.judged(judged)
-        bench.driver.gpus = gpus
-        bench.driver.faults = [GpuFault(a_uuid(n), "GPU is lost", Trouble.LOST) for n in lost]
-        await bench.rescan()
-
-        assert [f"GPU {a_uuid(n)} is not shared: GPU is lost{LOST_TAIL}" for n in told] == [
-            event.text for event in bench.events
-        ]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agent.cluster import NodeEvent, Phase, PodTable, Tombstone
-from agent.errors import KubeletError, StateError, WitnessThrottled
+from agent.errors import KubeletError, StateError
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State, gaps
@@ -112,26 +112,6 @@ async def a_scene(*rows):
     async with at_work(scene.state.run, scene.reconcile.run):
         await asyncio.sleep(0)
         yield scene
-
-
-@pytest.mark.parametrize(
-    ("failures", "seconds"),
-    [([], 1), ([WitnessThrottled("busy")], 1.2), ([KubeletError("gone")], 3)],
-    ids=["at once", "busy", "silent"],
-)
-async def test_an_answer_is_confirmed_within_seconds_by_one_list(failures, seconds):
-    async with a_scene() as scene:
-        scene.see(POD)
-        await asyncio.sleep(1)
-        scene.witness.admit(POD, main=SLICE)
-        scene.witness.failures = list(failures)
-
-        await scene.answer()
-        await asyncio.sleep(seconds)
-
-        assert [True] == [row.confirmed for row in scene.rows]
-        await asyncio.sleep(10)
-        assert 2 + len(failures) == scene.witness.lists
 
 
 async def test_an_answer_that_the_kubelet_books_late_is_asked_for_again_but_not_for_ever():

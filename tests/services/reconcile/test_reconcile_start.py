@@ -5,10 +5,9 @@ import datetime as dt
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
 from agent.cluster import Phase, PodTable, Tombstone
-from agent.ledger import Holder, KubeletEpoch
+from agent.ledger import KubeletEpoch
 from agent.model import slice_id
 from agent.reconcile import GRACE, PERIOD, QUIET, THROTTLED_PAUSE
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
@@ -64,27 +63,6 @@ async def test_a_pod_that_is_being_answered_is_not_known_by_its_directory(is_mad
         assert is_made_by_a_call == (scene.rows == ())
 
 
-@pytest.mark.parametrize("present", [True, False])
-async def test_slices_of_a_holder_that_cannot_be_read_are_kept_and_told_once(present):
-    with capture_logs() as log:
-        await _kept_once(present)
-
-    assert 1 == [line["event"] for line in log].count("ledger.kept_unread")
-
-
-async def _kept_once(present):
-    async with a_scene() as scene:
-        scene.adoptable = False
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(*([POD] if present else []))
-        await asyncio.sleep(3 * PERIOD)
-
-        assert () == scene.rows
-        (kept,) = scene.kept
-        assert (Holder(POD.namespace, POD.name, "main"), True) == (kept.holder, kept.adopted)
-        assert {SLICE} == {one for ids in scene.state.ledger.value.held_ids.values() for one in ids}
-
-
 @pytest.mark.parametrize("groups", [None, POD.groups], ids=["bare", "unreadable"])
 async def test_other_slices_of_a_stranger_that_is_asked_for_again_are_kept_in_place_of_the_old(
     groups,
@@ -125,9 +103,6 @@ async def test_a_disk_that_hangs_does_not_stop_the_looks(hanging):
         assert {OWN} == scene.hooks.names
 
 
-# The row of a deleted pod goes when its grace ends, and a hanging disk stops no look for ever.
-
-
 async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_later():
     """Another client that asks in bursts would else meet each of our tries, a second apart."""
     async with a_scene(ROW) as scene:
@@ -138,6 +113,9 @@ async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_l
         await asyncio.sleep(QUIET + 4 * THROTTLED_PAUSE)
 
         assert [True] == [row.confirmed for row in scene.rows]
+
+
+# The row of a deleted pod goes when its grace ends, and a hanging disk stops no look for ever.
 
 
 async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():

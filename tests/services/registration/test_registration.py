@@ -38,18 +38,6 @@ async def registered_anew(registration: Registration) -> None:
     await registration.state.until(lambda state: state == SERVING)
 
 
-async def test_it_registers_at_once_and_says_so():
-    side = KubeletSide.started()
-    began = now()
-
-    async with a_registration(side) as registration:
-        state = await registration.state.until(lambda state: state.registered)
-
-        assert SERVING == state
-        assert [(began, side.endpoint)] == side.calls
-        assert (((), 1),) == registration.registrations.items()
-
-
 async def test_an_absent_kubelet_is_waited_for_without_a_busy_loop():
     side = KubeletSide()
     async with a_registration(side) as registration:
@@ -251,9 +239,6 @@ async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered
         assert SERVING == registration.state.value
 
 
-# Which kubelet is there: its socket's inode and ctime, published as they change.
-
-
 async def test_a_new_kubelet_is_a_new_epoch() -> None:
     side = KubeletSide()
     kubelet = side
@@ -266,6 +251,9 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
         await kubelet.epoch.until(lambda epoch: epoch is None)
 
     assert first != second
+
+
+# Which kubelet is there: its socket's inode and ctime, published as they change.
 
 
 # Another plugin for our resource that comes and goes: told once, and the registration renewed.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster, place_library
-from tests.peers.lab.identities import free_ports
-from tests.peers.lab.space import until, until_answer
+from tests.peers.lab.control import free_ports
+from tests.peers.lab.part import until, until_answer
 from tests.process.agent_process import options
 from tests.systemd.lab.machine import Machine, Said, booted
 

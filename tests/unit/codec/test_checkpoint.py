@@ -1,4 +1,7 @@
-"""The state file says what was written, or says that it does not."""
+"""The state file says what was written, or says that it does not.
+
+The last good settings read back as they were written, or are said to be unusable.
+"""
 
 import hashlib
 import json
@@ -8,9 +11,9 @@ import msgspec
 import pytest
 
 from agent.errors import StateCorrupt
-from agent.ledger import Ledger, Row, State
+from agent.ledger import LastGood, Ledger, Row, SourceFile, State
 from agent.model import Health
-from agent.state import VERSION, decode_state, encode_state
+from agent.state import LAST_GOOD_KIND, VERSION, decode_state, encode_state, seal, unseal
 from tests.builders import a_uuid
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
@@ -163,3 +166,30 @@ def test_what_the_version_before_knew_to_be_held_was_confirmed(holder, expected)
     plain |= {"recorded": False} if holder else {"recorded": False, "holder": None}
 
     assert expected is decode_state(a_file(data)).ledger.rows[1].confirmed
+
+
+SETTINGS_GOLDEN = Path(__file__).parents[2] / "golden" / "settings-version-1.json"
+COPY = LastGood("0.1.0", "node-a", {"pool": "big"}, own=SourceFile("/etc/c.yaml", b"a: \xff"))
+
+
+def test_what_is_written_reads_back():
+    for copy in (COPY, LastGood("", "")):
+        assert copy == unseal(seal(LAST_GOOD_KIND, copy), LAST_GOOD_KIND, LastGood)
+
+
+def test_settings_of_version_1_read_for_ever_and_are_written_like_this():
+    content = SETTINGS_GOLDEN.read_bytes()
+    copy = unseal(content, LAST_GOOD_KIND, LastGood)
+
+    assert content == seal(LAST_GOOD_KIND, copy)
+    assert ("0.1.0", "node-a", {"pool": "big"}) == (copy.written_by, copy.node, copy.labels)
+    assert copy.own == SourceFile("/etc/hami-agent/config.yaml", b"sharing: {splitCount: 8}\n")
+    assert copy.node_config is None
+
+
+def test_keys_of_a_later_version_are_ignored_and_missing_ones_are_nothing():
+    data = {"written_by": "9.0.0", "node": "node-a", "more": [1]}
+    version, later = (f'"version":{number}'.encode() for number in (VERSION, VERSION + 1))
+    content = seal(LAST_GOOD_KIND, data).replace(version, later)
+
+    assert LastGood("9.0.0", "node-a") == unseal(content, LAST_GOOD_KIND, LastGood)

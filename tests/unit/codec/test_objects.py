@@ -1,16 +1,25 @@
-"""Pods and Nodes of the API server to views: each field, quantities, and who wrote what."""
+"""Pods and Nodes of the API server to views: each field, quantities, and who wrote what.
+
+What is kept of the objects of a cluster, and what counts as absent.
+"""
 
 import datetime as dt
+import itertools
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.cluster import ALLOCATED, NOT_WHOLE, REGISTER, NodeView, PodView, Role
 from agent.errors import MalformedText
 from agent.kube.objects import decode_node, decode_pod, decode_quantity
-from agent.kube.reader import annotation_writes
+from agent.kube.reader import (
+    ListedPod,
+    PodEventView,
+    annotation_writes,
+    decode_listed,
+    decode_pod_event,
+)
 from tests.builders import G1, POD_UID, a_container, a_share
 from tests.hami_vectors import vectors
 
@@ -205,22 +214,20 @@ def test_a_node_keeps_all_annotations_and_labels():
     assert expected == decode_node(pod_object(metadata=metadata))
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
-    ),
-    max_leaves=6,
-)
-KEYS = ["annotations", "labels", "namespace", "containers", "initContainers", "containerStatuses"]
-odd_parts = st.dictionaries(st.sampled_from([*KEYS, "phase", "nodeName"]), json_values, max_size=4)
+ODD = (None, True, 7, "x", [], [None, 7, "x", [], {}], {"": None}, {"a": {"b": 7}}, [{"name": 7}])
+FIELDS = ("annotations", "labels", "namespace", "phase", "nodeName", "conditions", "schedulerName")
+LISTS = ("containers", "initContainers", "containerStatuses", "initContainerStatuses")
+INNER = ("name", "resources", "env", "restartPolicy", "state", "lastState", "containerID")
 
 
-@given(odd_parts, odd_parts, odd_parts)
-def test_fields_of_odd_types_never_fail(metadata, spec, status):
-    odd = pod_object(metadata=metadata, spec=spec, status=status)
-    assert POD_UID == decode_pod(odd, GPU).uid
-    assert "train-0" == decode_node(odd).name
+def test_fields_of_odd_types_never_fail():
+    parts = [{key: odd} for odd in ODD for key in (*FIELDS, *LISTS)]
+    parts += [
+        {key: [{"name": "main", name: odd}]} for odd in ODD for key in LISTS for name in INNER
+    ]
+    for part, place in itertools.product(parts, ("metadata", "spec", "status")):
+        odd = pod_object(**{place: part})
+        assert (POD_UID, "train-0") == (decode_pod(odd, GPU).uid, decode_node(odd).name)
 
 
 @pytest.mark.parametrize(
@@ -343,3 +350,50 @@ def by(manager: str, time: str, *keys: str) -> dict[str, Any]:
 def test_who_wrote_an_annotation_is_told_with_the_time(managed: Any, writes: list):
     told = [(key, writer, EARLY) for key, writer in writes]
     assert told == list(annotation_writes({"managedFields": managed}))
+
+
+MIDDAY = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("parts", "last", "writer"),
+    [
+        ({"lastTimestamp": "2026-01-02T12:00:00Z"}, MIDDAY, ""),
+        ({"eventTime": "2026-01-02T12:00:00Z", "reportingComponent": "kubelet"}, MIDDAY, "kubelet"),
+        (
+            {
+                "series": {"lastObservedTime": "2026-01-02T12:00:00.000000Z"},
+                "source": {"component": "hami-scheduler"},
+            },
+            MIDDAY,
+            "hami-scheduler",
+        ),
+        ({"metadata": {"creationTimestamp": "2026-01-02T12:00:00Z"}}, MIDDAY, ""),
+        ({"lastTimestamp": "noon"}, None, ""),
+    ],
+)
+def test_an_event_of_either_form_has_a_last_time(
+    parts: dict, last: dt.datetime | None, writer: str
+):
+    event = {"type": "Warning", "reason": "FilteringFailed", "message": "no"} | parts
+
+    assert PodEventView("Warning", "FilteringFailed", "no", writer, last) == (
+        decode_pod_event(event)
+    )
+
+
+@pytest.mark.parametrize(
+    ("volumes", "is_plugin"),
+    [
+        ([{"emptyDir": {}}, {"hostPath": {"path": "/data/kubelet/device-plugins/"}}], True),
+        # The label alone makes no agent.
+        *((one, False) for one in (None, [], [{"hostPath": {"path": "/var/lib/kubelet"}}], [3])),
+    ],
+)
+def test_a_device_plugin_mounts_the_directory_of_plugins(volumes: list | None, *, is_plugin: bool):
+    labels = {"app.kubernetes.io/component": "hami-agent"}
+    spec = {"nodeName": "n1", "volumes": volumes}
+    pod = {"metadata": {"namespace": "d", "name": "p", "labels": labels}, "spec": spec}
+    expected = ListedPod("d", "p", "n1")
+
+    assert msgspec.structs.replace(expected, is_plugin=is_plugin) == decode_listed(pod)

@@ -1,11 +1,29 @@
-"""HAMi-core's shared region: what is refused, clamped, torn and written."""
+"""HAMi-core's shared region: what is refused, clamped, torn and written.
 
+HAMi-core's shared region against 24 files that HAMi-core wrote, and HAMi's own reader.
+"""
+
+import datetime as dt
 import struct
+from typing import Any
 
 import pytest
 
-from agent.hami.region import HEAD_SIZE, LAYOUTS, RegionOffsets, RegionState
-from tests.hami_regions import read_bytes, region_file
+from agent.hami.region import (
+    HEAD_SIZE,
+    LAYOUTS,
+    MAGIC,
+    MemoryUse,
+    Region,
+    RegionGpu,
+    RegionOffsets,
+    RegionProcess,
+    RegionState,
+)
+from agent.usage import use_of
+from tests.fakes.regions import RegionReading
+from tests.fakes.scheduler_vectors import load_category
+from tests.hami_regions import document, file_ids, mutate, read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)
 TWO = {"v0": "v0-two", "v1.1": "v11-two", "v1.1s": "v11s-two", "v1.2": "v12-two"}
@@ -88,3 +106,168 @@ def test_a_slot_without_a_process_is_left_out(offsets, pid, status):
     struct.pack_into("<i", content, offsets.slots + offsets.status, status)
 
     assert 1 == len(read_bytes(content).region.processes)
+
+
+NOW = dt.datetime(2026, 11, 26, tzinfo=dt.UTC)
+BY_MONITOR = load_category("cache_region")
+CASES: dict[str, Any] = {case["id"]: case for case in BY_MONITOR["cases"]}
+
+
+def expected(layout: str, fields: dict[str, Any]) -> Region:
+    """The region of these fields; HAMi-core's text for them is the vectors'."""
+    count = fields["device_num"]
+    last = fields.get("last_kernel_time")
+    return Region(
+        layout=layout,
+        gpus=tuple(RegionGpu(fields["uuids"][i], fields["limit"][i]) for i in range(count)),
+        processes=tuple(
+            process_of(slot, count)
+            for slot in fields["procs_nonzero"]
+            if slot["counted"] and slot["pid"] and slot["status"]
+        ),
+        is_limiting=fields["utilization_switch"] != 0,
+        recent_kernel=fields["recent_kernel"],
+        priority=fields["priority"],
+        last_kernel=dt.datetime.fromtimestamp(last, dt.UTC) if last else None,
+    )
+
+
+def process_of(slot: dict[str, Any], count: int) -> RegionProcess:
+    used = [slot["used"].get(str(i), {}) for i in range(count)]
+    words = ("context", "module", "data", "total")
+    return RegionProcess(
+        pid=slot["pid"],
+        memory=tuple(MemoryUse(*(part.get(word, 0) for word in words)) for part in used),
+        sm_percent=tuple(slot["device_util"].get(str(i), {}).get("sm", 0) for i in range(count)),
+    )
+
+
+@pytest.mark.parametrize("name", file_ids())
+def test_each_field_is_read_as_hami_core_wrote_it(name):
+    file = region_file(name)
+
+    assert RegionReading(RegionState.READABLE, expected(file.layout, file.fields)) == read_bytes(
+        file.content
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda offsets: offsets.layout)
+def test_the_offsets_are_those_of_the_compiled_struct(layout: RegionOffsets):
+    known = document()["layouts"][layout.layout]
+    region, slot = known["region"], known["slot"]
+
+    assert known["struct_size"] == layout.size
+    assert (tuple(known["version"]) if known["version"] else None) == layout.version
+    assert [
+        region[field][1]
+        for field in ("device_num", "uuids", "limit", "sm_limit", "procs", "proc_num")
+    ] == [
+        layout.gpu_count,
+        layout.uuids,
+        layout.memory_limits,
+        layout.memory_limits + 8 * 16,
+        layout.slots,
+        layout.tail,
+    ]
+    assert [4, 8, 12] == [
+        region[field][1] - layout.tail
+        for field in ("utilization_switch", "recent_kernel", "priority")
+    ]
+    assert [slot["size"], slot["used"][1], slot["device_util"][1], slot["status"][1]] == [
+        layout.slot_size,
+        layout.used,
+        layout.utilisation,
+        layout.status,
+    ]
+    assert [known["memory"]["size"], known["util"]["size"]] == [
+        layout.memory_size,
+        layout.utilisation_size,
+    ]
+    assert document()["magic"] == MAGIC
+
+
+@pytest.mark.parametrize("mutation", document()["derived"], ids=lambda one: one["id"])
+def test_a_damaged_file_is_judged_by_what_is_wrong_with_it(mutation):
+    reading = read_bytes(mutate(mutation))
+
+    match mutation["expect"]:
+        case "initialising":
+            assert RegionReading(RegionState.INITIALISING) == reading
+        case "ok" | "ok_unstable_slot":
+            base = region_file(mutation["base"]).content
+            assert read_bytes(base) == reading
+        case "clamp_or_refuse":
+            assert RegionState.READABLE == reading.state
+            assert 16 >= len(reading.region.gpus)
+            assert 1024 >= len(reading.region.processes)
+        case refusal:
+            assert refusal.startswith("refuse_")
+            assert RegionState.UNREADABLE == reading.state
+            assert reading.reason.startswith("no layout of HAMi-core has its size of ")
+
+
+STRICTER = {
+    "MC": "longer than the struct: HAMi takes every longer file; none was ever released",
+    "MK": "8 bytes are missing: HAMi takes a truncated v1 file for v0 and reads no GPU",
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_sums_are_those_of_hamis_monitor(case):
+    reading = read_bytes(synthetic(case))
+
+    if "error" in case or case["id"] in STRICTER:
+        initialising = case["id"] == "MI"
+        state = RegionState.INITIALISING if initialising else RegionState.UNREADABLE
+        assert (state, initialising) == (reading.state, reading.reason == "")
+        return
+    decoded = case["decoded"]
+    assert decoded["device_num"] == len(reading.region.gpus)
+    assert decoded["priority"] == reading.region.priority
+    assert decoded["recent_kernel"] == reading.region.recent_kernel
+    assert bool(decoded["utilization_switch"]) == reading.region.is_limiting
+    use = use_of(reading.sums(), NOW)
+    assert decoded["last_kernel_time"] == (
+        int(use.last_kernel.timestamp()) if use.last_kernel else 0
+    )
+    for gpu in decoded["devices_first_3"]:
+        found = use.gpus[gpu["index"]]
+        memory = MemoryUse(gpu["context"], gpu["module"], gpu["buffer"], gpu["total"])
+        assert memory == found.memory
+        assert (gpu["limit"], gpu["sm_util"]) == (found.memory_limit, found.sm_percent)
+        assert gpu.get("uuid40", "") == found.uuid
+
+
+def synthetic(case: dict[str, Any]) -> bytes:
+    """The file that the case describes, as HAMi's own test wrote it: without the last byte."""
+    offsets = {"v0": LAYOUTS[0], "v1": LAYOUTS[1]}[case["layout_written"]]
+    content = bytearray(max(offsets.size, case["file_size"]))
+    content[:16] = bytes.fromhex(case.get("first_16_bytes_hex", "")).ljust(16, b"\0")
+    struct.pack_into("<Q", content, offsets.gpu_count, case["num"])
+    for index, uuid in enumerate(case["uuids"] or ()):
+        at = offsets.uuids + 96 * index
+        content[at : at + len(uuid)] = uuid.encode()
+    for start, key in (
+        (offsets.memory_limits, "limit"),
+        (offsets.memory_limits + 8 * 16, "sm_limit"),
+    ):
+        for index, limit in enumerate(case.get(key) or ()):
+            struct.pack_into("<Q", content, start + 8 * index, limit)
+    for index, process in enumerate(BY_MONITOR["common_procs"]):
+        put(content, offsets, index, process)
+    words = [case[key] for key in ("procnum", "utilization_switch", "recent_kernel", "priority")]
+    struct.pack_into("<4i", content, offsets.tail, *words)
+    if offsets.version:
+        struct.pack_into("<q", content, offsets.tail + 16, case["last_kernel_time"])
+    return bytes(content[: case["file_size"]])
+
+
+def put(content: bytearray, offsets: RegionOffsets, index: int, process: dict[str, Any]) -> None:
+    at = offsets.slots + index * offsets.slot_size
+    struct.pack_into("<ii", content, at, process["Pid"], process["Host"])
+    struct.pack_into("<i", content, at + offsets.status, process["Status"])
+    for gpu in range(2):
+        memory = [process[key][gpu] for key in ("Ctx", "Mod", "Buf", "Off", "Total")]
+        struct.pack_into("<5Q", content, at + offsets.used + gpu * offsets.memory_size, *memory)
+        utilisation = at + offsets.utilisation + gpu * offsets.utilisation_size
+        struct.pack_into("<Q", content, utilisation + 16, process["Sm"][gpu])

@@ -18,7 +18,7 @@ from agent.hami.region import (
 from agent.usage import use_of
 from tests.hami_regions import region_file
 from tests.unit.codec.test_region import TWO
-from tests.unit.core.usage.test_use import NOW, reading
+from tests.unit.core.usage.test_usage import NOW, reading
 
 WORDS = (*(0, 1, 2, 3, 15, 16, 17, 1023, 1024, 2**31 - 1, 2**31, 2**32 - 1), 19920718)
 WIDE = (2**63, 2**64 - 1)

@@ -1,10 +1,14 @@
-"""When a failed activity runs again or is given up, and in which order tiers start and stop."""
+"""When a failed activity runs again or is given up, and in which order tiers start and stop.
+
+A cell publishes state: each follower sees the newest value at its own pace.
+"""
 
 import asyncio
 
 import pytest
 import structlog
 
+from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff, BudgetSpent, Task, TaskEnded, run_tiers, supervise
 from tests.fakes.chance import Seeded
 
@@ -267,3 +271,26 @@ async def test_a_task_that_outlives_its_share_is_cut_short_and_named():
         *((11, "cancel", "state"), (15, "cut", "state"), (15, "end", "state")),
     ] == stage.journal[2:]
     assert ["door", "state"] == [line["task"] for line in logs if "tier.overdue" == line["event"]]
+
+
+async def test_there_and_back_again_is_seen_as_a_change():
+    cell = Cell("a")
+    follower = cell.follow()
+    await anext(follower)
+    cell.set("b")
+    cell.set("a")
+
+    assert "a" == await anext(follower)
+
+
+async def test_who_waits_for_several_cells_goes_on_in_the_next_turn_of_the_loop():
+    """So the kubelet hears of a lost GPU before the report and the Events are made."""
+    other, cell = Cell(0), Cell(0)
+
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(News(other, cell).wait())
+        await asyncio.sleep(0)
+        cell.set(1)
+        await asyncio.sleep(0)
+
+        assert waiting.done()

@@ -7,8 +7,6 @@ import json
 
 import pytest
 import yaml
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
@@ -268,68 +266,48 @@ def test_much_of_one_byte_is_refused(kind: str, junk: bytes):
     assert of_bytes(kind, junk * (200_000 // len(junk)))
 
 
-SCALARS = st.sampled_from(
-    [
-        *(HUGE, f"-{HUGE}", CLOCK, CLOCK[:-2], GREAT, f"-{GREAT}", "1e400", ".nan", "-.inf", "~"),
-        *("0b_", "2001-99-99", "!!set {a}", "!!omap [a]", "!!binary x", "!%ff x", "!!int x", "<<"),
-        *("! x", "!!float 1:1", "!!timestamp 1", "0001-01-01T00:00:00+23:59", "{<<: 1}", '"\\0"'),
-        *("{? [a] : b}", "!!bool maybe", "!!int ''", "!!int [1]", "!!timestamp x", "!!str [a]"),
-    ]
-)
-VALUES = st.recursive(
-    SCALARS | st.integers().map(str) | st.floats().map(str) | st.text(max_size=6).map(json.dumps),
-    lambda one: (
-        st.lists(one, max_size=3).map(lambda items: f"[{', '.join(items)}]")
-        | st.dictionaries(st.sampled_from("abc"), one, max_size=2).map(
-            lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs.items()) + "}"
-        )
-    ),
-    max_leaves=4,
-)
-KEYS = st.sampled_from(sorted(field.key for field in FIELDS))
-HAMIS = st.sampled_from(
-    [
-        *("deviceSplitCount", "deviceMemoryScaling", "libCudaLogLevel", "gpuCorePolicy"),
-        *("overwriteEnv", "resourceCountName", "migProfileAllowlist", "knownMigGeometries"),
-        *("name", "operatingmode", "devicesplitcount", "devicememoryscaling", "filterdevices"),
-        *("enablenumatopology", "preconfigureddevicememory", "nodelabelselector"),
-    ]
-)
+VALUES = [
+    *(HUGE, f"-{HUGE}", CLOCK, CLOCK[:-2], GREAT, f"-{GREAT}", "1e400", ".nan", "-.inf", "~"),
+    *("0b_", "2001-99-99", "!!set {a}", "!!omap [a]", "!!binary x", "!%ff x", "!!int x", "<<"),
+    *("! x", "!!float 1:1", "!!timestamp 1", "0001-01-01T00:00:00+23:59", "{<<: 1}", '"\\0"'),
+    *("{? [a] : b}", "!!bool maybe", "!!int ''", "!!int [1]", "!!timestamp x", "!!str [a]"),
+    *("", "1", "-2.5", '"x"', '"\\ud800"', "[[], {a: [~]}]", "[1, .nan, x]", "{a: {b: 1}}"),
+]
+KEYS = sorted(field.key for field in FIELDS)
+HAMIS = [
+    *("deviceSplitCount", "deviceMemoryScaling", "libCudaLogLevel", "gpuCorePolicy"),
+    *("overwriteEnv", "resourceCountName", "migProfileAllowlist", "knownMigGeometries"),
+    *("name", "operatingmode", "devicesplitcount", "devicememoryscaling", "filterdevices"),
+    *("enablenumatopology", "preconfigureddevicememory", "nodelabelselector"),
+]
 
 
-@given(KEYS, HAMIS, VALUES)
-def test_any_value_of_any_key_is_taken_or_refused(key: str, theirs: str, value: str):
-    *sections, name = key.split(".")
-    body = f"{name}: {value}"
-    for section in sections:
-        body = f"{section}: {{{body}}}"
-    for text in (
-        body,
-        f"profiles: [{{name: p, match: {{nodes: [a]}}, {body}}}]",
-        f"profiles: [{{name: {value}, match: {{nodes: [a], labels: {value}}}}}]",
-    ):
-        of_bytes("own", text.encode(errors="replace"))
-    of_bytes("devices", f"nvidia: {{{theirs}: {value}}}".encode(errors="replace"))
-    entry = f'{{"nodeconfig":[{{"name":"a","{theirs}":{value}}}]}}'
-    of_bytes("nodes", entry.encode(errors="replace"))
+@pytest.mark.parametrize("shift", range(4))
+def test_any_value_of_any_key_is_taken_or_refused(shift: int):
+    """Each time every key has another value, and every value is some key's."""
+    for number, key in enumerate(KEYS):
+        value, theirs = (VALUES + VALUES)[(number + 11 * shift) % len(VALUES)], HAMIS[number % 16]
+        *sections, name = key.split(".")
+        body = f"{name}: {value}"
+        for section in sections:
+            body = f"{section}: {{{body}}}"
+        for kind, text in (
+            ("own", body),
+            ("own", f"profiles: [{{name: p, match: {{nodes: [a]}}, {body}}}]"),
+            ("own", f"profiles: [{{name: {value}, match: {{nodes: [a], labels: {value}}}}}]"),
+            ("devices", f"nvidia: {{{theirs}: {value}}}"),
+            ("nodes", f'{{"nodeconfig":[{{"name":"a","{theirs}":{value}}}]}}'),
+        ):
+            of_bytes(kind, text.encode(errors="replace"))
 
 
 # HAMi's config.json is read as JSON, though its places are those of YAML.
 
-CONTROLS = "\x7f\ufffe\uffff" + "".join(map(chr, range(0x80, 0xA0)))
-"""Of these a file is refused, as one that is not UTF-8; U+0085 is a space in YAML."""
-
-LEAF = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(
-        st.characters(exclude_categories=["Cs"], exclude_characters=CONTROLS, max_codepoint=0xFFFF)
-    )
-)
-KEY = st.from_regex(r"[a-z]{1,5}", fullmatch=True)
-JSON = st.recursive(LEAF, lambda one: st.lists(one) | st.dictionaries(KEY, one), max_leaves=12)
+JSON = [
+    *(None, True, False, 0, -1, 2**64, 1.5, -1e300, 1e-7, [], {}, [[], {"a": [1, {"b": None}]}]),
+    *("", "~", "1", "true", "2001-01-01", "a: b #c", " x ", '\n\t\\"/', "é\u2028\uffee", "- a"),
+    *([r"\u0041 \ud83d", "\u2028"], {"a": "x", "b": [0.1, "", {}], "c": {"d": [[[]]]}}, "'", "&a"),
+]
 
 
 def plain(place: Place) -> object:
@@ -340,8 +318,7 @@ def plain(place: Place) -> object:
     return [plain(item) for item in place.items()] if is_list else place.value()
 
 
-@given(value=JSON)
-@example(value=[r"\u0041 \ud83d", "\u2028"])
+@pytest.mark.parametrize("value", JSON, ids=str)
 def test_json_is_read_as_json_reads_it(value: object):
     for indent, is_ascii in ((None, True), (2, False), ("\t", True)):
         text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)

@@ -16,19 +16,17 @@ from agent.allocate.match import (
 from agent.cluster import Phase, PodTable, PodView, Tombstone
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row
-from agent.model import Condition, SliceId
+from agent.model import SliceId
 from tests.builders import (
     NODE,
     NOON,
     a_container,
     a_gpu,
-    a_health,
     a_lock,
     a_pod,
     a_pod_uid,
     a_row,
     a_share,
-    a_shared_gpu,
     an_inventory,
 )
 
@@ -153,12 +151,6 @@ def without_witness(
 ) -> Evidence:
     """The scene under a kubelet without Get, whose file says what it has."""
     return changed(scene, recorded=recorded, witnessed=False, records_read=read)
-
-
-def with_bad_gpu(scene: Evidence, condition: Condition = Condition.BAD) -> Evidence:
-    """The scene with the first GPU in that condition."""
-    sick = a_shared_gpu(gpu=a_gpu(index=0), health=a_health(condition=condition, text="XID 79"))
-    return changed(scene, inventory=an_inventory(gpus=(sick, a_shared_gpu(gpu=a_gpu(index=1)))))
 
 
 def ask(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Question | Grant:

@@ -1,12 +1,11 @@
 """Which ids are offered: always ids that exist, as many as asked, at a bounded cost."""
 
+import random
 import sys
 from collections import Counter
 from types import FrameType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.allocate.prefer import nearest, steer
 from agent.model import Link, PciPath, SliceId, slice_id
@@ -23,9 +22,8 @@ def field(count: int) -> dict:
     return {a_uuid(n): a_gpu(index=n, numa=n // 2) for n in range(count)}
 
 
-KNOWN = st.builds(lambda gpu, n: slice_id(a_uuid(gpu), n), st.integers(0, 5), st.integers(0, 9))
-IDS = KNOWN | st.sampled_from([SliceId("foreign"), SliceId("GPU-x-007"), SliceId("")])
-LISTS = st.lists(IDS, max_size=20)
+ODD = (SliceId("foreign"), SliceId("GPU-x-007"), SliceId(""))
+IDS = (*(one for gpu in range(6) for one in ids(gpu, *range(10))), *ODD)
 
 
 def test_steering_takes_the_lowest_free_id_and_held_ones_last():
@@ -87,8 +85,15 @@ def test_the_emptiest_gpu_is_taken_first_and_an_unknown_one_last():
     )
 
 
-@given(LISTS, st.lists(IDS, max_size=4), st.integers(-2, 30), st.frozensets(IDS, max_size=5))
-def test_always_as_many_ids_as_asked_or_none(available, must, size, held):
+def test_always_as_many_ids_as_asked_or_none():
+    chance = random.Random(1)  # noqa: S311 -- a seed makes a test repeatable
+    for _ in range(500):
+        available, must = (chance.choices(IDS, k=chance.randrange(most)) for most in (21, 5))
+        size, held = chance.randrange(-2, 31), frozenset(chance.choices(IDS, k=3))
+        check_choice(available, must, size, held)
+
+
+def check_choice(available, must, size, held):
     chosen = nearest(available, must, size, field(4), held)
 
     every, first = set(available) | set(must), tuple(dict.fromkeys(must))

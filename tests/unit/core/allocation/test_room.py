@@ -1,15 +1,37 @@
 """Room on a GPU: Kubernetes' arithmetic, and never more than is registered."""
 
+import re
+from typing import Any
+
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.allocate.room import GpuUse, RoomClaim, gpu_use, pod_use, promised, scheduled, shortage
-from agent.cluster import Phase, PodTable, Role
-from agent.ledger import Ledger
+from agent.allocate.room import (
+    GpuUse,
+    RoomClaim,
+    claim_of,
+    gpu_use,
+    pod_use,
+    promised,
+    scheduled,
+    shortage,
+)
+from agent.cluster import ALLOCATED, VGPU_NODE, Phase, PodTable, PodView, Role
+from agent.kube.objects import decode_pod
+from agent.ledger import Ledger, Row
 from agent.model import Share
-from tests.builders import G1, G2, a_gpu, a_pod, a_pod_uid, a_row, a_share, a_shared_gpu
+from tests.builders import (
+    G1,
+    G2,
+    POD_UID,
+    RESOURCE,
+    a_gpu,
+    a_pod,
+    a_pod_uid,
+    a_row,
+    a_share,
+    a_shared_gpu,
+)
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=1000, core_percent=100)
 OTHER = a_shared_gpu(gpu=a_gpu(uuid=G2), registered_mib=1000, core_percent=100)
@@ -29,9 +51,19 @@ def test_init_containers_count_by_their_peak_and_no_memory_means_all_of_it():
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("i20 s10 a5", 20), ("s10 i20 s7 a5", 30), ("s0 i20 s10 a15", 25)]
+    ("text", "mib"),
+    [
+        ("i20 s10 a5", 20),
+        ("s10 i20 s7 a5", 30),
+        ("s0 i20 s10 a15", 25),
+        ("s5 i20 s10 i30 a1 a2", 45),
+        ("i10 s5 i2 a30 a4", 39),
+        ("s1 s2 s4 i8", 15),
+        ("s3", 3),
+    ],
 )
 def test_a_sidecar_runs_beside_what_starts_after_it_in_whatever_order_they_come(text, mib):
+    """As AggregateContainerRequests of k8s.io/component-helpers sums them up."""
     roles = {"s": Role.SIDECAR, "i": Role.INIT, "a": Role.APP}
     claims = [
         RoomClaim(
@@ -53,36 +85,6 @@ def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
     assert GpuUse(700, 40) == gpu_use(filter(None, [scheduled(raised, None)]), GPU)
 
 
-def of_kubernetes(claims: list[RoomClaim]) -> int:
-    """AggregateContainerRequests of k8s.io/component-helpers, step by step, for one resource."""
-    requests = sum(one.shares[0].memory_mib for one in claims if one.role is Role.APP)
-    restartable = init = 0
-    for one in (one for one in claims if one.role is not Role.APP):
-        asked = one.shares[0].memory_mib
-        if one.role is Role.SIDECAR:
-            requests += asked
-            restartable += asked
-            asked = restartable
-        else:
-            asked += restartable
-        init = max(init, asked)
-    return max(requests, init)
-
-
-KINDS = st.sampled_from((Role.INIT, Role.SIDECAR))
-
-
-@given(st.lists(st.tuples(KINDS, st.integers(1, 99))), st.lists(st.integers(1, 99)))
-def test_a_pod_takes_what_kubernetes_sums_up(inits, apps):
-    told = [*inits, *((Role.APP, mib) for mib in apps)]
-    claims = [
-        RoomClaim(a_pod_uid(1), role, (Share(G1, mib, 0),), place)
-        for place, (role, mib) in enumerate(told)
-    ]
-
-    assert of_kubernetes(claims) == pod_use(claims, GPU).memory_mib
-
-
 def test_what_just_fits_fits_and_one_more_does_not():
     live = [claim(1, mib=400, percent=50), claim(2, mib=500, percent=30)]
 
@@ -93,3 +95,87 @@ def test_what_just_fits_fits_and_one_more_does_not():
     assert cores is not None
     assert (True, 1001) == (memory.memory, memory.total.memory_mib)
     assert (False, 101) == (cores.memory, cores.total.core_percent)
+
+
+# Room as HAMi's scheduler counts it: what it accepts is never refused for room, from one view.
+
+BIG, SMALL = Share(G1, 12000, 50), Share(G1, 4000, 10)
+SHARES = {"big": BIG, "small": SMALL, "none": None}
+AT = "2026-09-01T12:00:07Z"
+STATES: dict[str, Any] = {
+    "runs": {"running": {"startedAt": AT}},
+    "waits": {"waiting": {"reason": "PodInitializing"}},
+    "done": {"terminated": {"exitCode": 0, "finishedAt": AT}},
+    "failed": {"terminated": {"exitCode": 1, "finishedAt": AT}},
+}
+NODE = "n1"
+WHOLE = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=16384)
+
+
+def pod_of(inits: str, apps: str) -> PodView:
+    """What the API server shows of a pod with these containers, each with its share and state.
+
+    `+` is a sidecar; behind a slash is the state before. The scheduler writes no group for one that
+    asks for no GPU.
+    """
+    spec: dict[str, list[Any]] = {"initContainers": [], "containers": []}
+    status: dict[str, list[Any]] = {"initContainerStatuses": [], "containerStatuses": []}
+    groups = ""
+    for part, words, told in zip(spec, (inits, apps), status, strict=True):
+        for place, word in enumerate(words.split()):
+            size, state, last = (*re.split("[:/]", word.strip("+")), "")[:3]
+            share = SHARES[size]
+            groups += (
+                f"{share.uuid},NVIDIA,{share.memory_mib},{share.core_percent}:;" if share else ""
+            )
+            one = {
+                "name": f"{part}{place}",
+                "resources": {"limits": {RESOURCE: "1"} if share else {}},
+            }
+            spec[part].append(one | ({"restartPolicy": "Always"} if "+" in word else {}))
+            states = {"state": STATES[state], "lastState": STATES.get(last, {})}
+            status[told].append({"name": one["name"], **states})
+    metadata = {"uid": POD_UID, "name": "p", "creationTimestamp": AT}
+    notes = {"annotations": {VGPU_NODE: NODE, ALLOCATED: groups}}
+    pod = {"metadata": metadata | notes, "spec": {"nodeName": NODE, **spec}}
+    return decode_pod(pod | {"status": {"phase": "Running", **status}}, RESOURCE)
+
+
+def rows_of(view: PodView) -> list[Row]:
+    """The rows of a pod of which every container was answered."""
+    groups = enumerate(filter(None, view.groups or ()))
+    return [
+        a_row(pod_uid=view.uid, container=one.name, role=one.role, group=number, shares=group)
+        for one, (number, group) in zip(view.gpu_containers, groups, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("inits", "apps", "true", "counted"),
+    [
+        ("big:runs", "small:waits", 12000, 12000),
+        ("big:failed", "small:waits", 12000, 12000),
+        ("big:done", "small:waits", 4000, 4000),
+        ("big:runs/done", "small:waits", 4000, 4000),
+        ("big:waits/failed", "small:waits", 12000, 12000),
+        ("big:done small:runs", "small:waits", 12000, 12000),
+        # For HAMi 2.10 a sidecar is an init container like any other.
+        ("big:done +small:runs", "small:waits", 8000, 12000),
+        ("big:done +small:runs/done", "small:waits", 8000, 4000),
+        ("+small:runs big:runs", "small:waits", 16000, 12000),
+        ("big:runs +small:waits", "small:waits", 12000, 12000),
+        # Behind an init container without GPUs it counts an app container as nothing.
+        ("none:done", "big:runs", 12000, 0),
+        # An app container that was made tells that the init containers have succeeded.
+        ("big:waits", "small:waits/failed", 4000, 4000),
+    ],
+)
+def test_an_init_peak_counts_until_all_init_containers_have_succeeded(inits, apps, true, counted):
+    view = pod_of(inits, apps)
+    rows = rows_of(view)
+
+    found = [claim_of(row) for row in rows if row.counts(view)]
+    assert true == gpu_use(found, WHOLE).memory_mib
+    by_hami = filter(None, (scheduled(row, view) for row in rows))
+    assert counted == gpu_use(by_hami, WHOLE).memory_mib
+    assert all(row.counts(None) for row in rows)  # of a pod that cannot be seen

@@ -77,7 +77,8 @@ ANEW = [holds(HOLDER, *ids(5))]
         ([ROW], {}, GRACE),
         # The ids are held by a holder that nobody was seen as.
         ([ROW], {"holdings": [holds(OTHER, *ids(0, 1))]}, None),
-        # After a lost checkpoint, a container that runs on.
+        # It is listed without ids: after a lost checkpoint, a container that runs on.
+        ([CONFIRMED], {"holdings": [holds(HOLDER)]}, None),
         ([CONFIRMED], {"holdings": [holds(HOLDER)], "epoch": NEXT, "recorded": ()}, None),
         # A kubelet that knows no pod yet: its checkpoint names the ids, is empty or unreadable.
         ([CONFIRMED], {"epoch": NEXT, "recorded": RECORDED}, None),

@@ -1,4 +1,6 @@
-"""What `doctor` makes of what it saw, check by check: each fault, and that a note is none.
+"""A fault is one line: what follows from it is left out. Readiness.
+
+What `doctor` makes of what it saw, check by check: each fault, and that a note is none.
 
 A case is the findings and a line for each: id, verdict and what its text must say, after bars.
 """
@@ -14,15 +16,90 @@ import pytest
 from msgspec.structs import replace
 
 from agent.cli import doctor
-from agent.cli.doctor import CHECKS, NO_OFFER, SERVED, Finding, NodeSeen
+from agent.cli.doctor import (
+    ADVICE,
+    CAUSES,
+    CHECKS,
+    GROUPS,
+    MEANS,
+    NO_OFFER,
+    SERVED,
+    Finding,
+    NodeSeen,
+    concluded,
+)
 from agent.cluster import HANDSHAKE, REGISTER
 from agent.hami.annotations import ReportProfile, encode_json
 from agent.model import GpuFault, Scan, Trouble
-from agent.node import Check, NodeSight, Right, rights
+from agent.node import Check, NodeSight, Right, degraded, is_ready, rights
 from agent.settings.reading import Sources, make_plan
 from agent.status import GpuStatus, LockStatus, NodeStatus, StatusDocument
 from tests.builders import NODE, NOON, a_gpu
 from tests.fakes.explain_rig import a_gpu as a_registered
+
+KUBELET = Finding("P-KUBELET", "wrong", "/k", "no socket", "start it")
+OFFER = Finding("P-OFFER", "wrong", "n", "0, not 20", "look")
+STREAM = Finding("P-AGENT", "wrong", "stream", "the kubelet is away", "look")
+
+
+def all_of(*findings):
+    return [*concluded(findings, frozenset(GROUPS))]
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "note"])
+@pytest.mark.parametrize(
+    ("cause", "follows"),
+    [
+        ("P-KUBELET", OFFER),
+        ("P-AGENT", OFFER),
+        ("P-KUBELET", STREAM),
+        ("P-KUBELET", Finding("P-WITNESS", "wrong", "/r", "silent")),
+        ("P-DRIVER", Finding("P-GPU", "wrong", "GPU 1", "is silent")),
+        ("P-RIGHTS", Finding("P-REPORT", "wrong", "n", "dropped")),
+    ],
+)
+def test_what_follows_from_a_fault_is_left_out(verdict, cause, follows):
+    found = all_of(replace(KUBELET, check=cause), replace(follows, verdict=verdict))
+
+    assert [(cause, "wrong")] == [(one.check, one.verdict) for one in found]
+
+
+def test_what_is_well_or_not_known_is_no_consequence():
+    others = [Finding("P-OFFER", "ok", "n", "20"), Finding("P-WITNESS", "unknown", "n", "denied")]
+
+    assert ["wrong", "unknown", "ok"] == [one.verdict for one in all_of(KUBELET, *others)]
+
+
+def test_every_check_has_a_remedy_and_causes_that_there_are():
+    assert [*CHECKS] == [*ADVICE]
+    assert MEANS.keys() < CHECKS.keys()
+    assert {cause for causes in CAUSES.values() for cause in causes} <= CHECKS.keys()
+    assert not [check for check, causes in CAUSES.items() if check in causes]
+
+
+def test_the_chosen_groups_come_in_the_order_of_the_checks():
+    lock = Finding("P-LOCK", "ok", "n", "free")
+    chosen = concluded([lock, OFFER, KUBELET], frozenset({"kubelet", "scheduler"}))
+
+    assert [("kubelet", "P-KUBELET"), ("scheduler", "P-LOCK")] == [
+        (one.group, one.check) for one in chosen
+    ]
+    # Where only the consequence was chosen, no other line would be wrong.
+    (offer,) = concluded([OFFER, replace(KUBELET, check="P-AGENT")], frozenset({"kubelet"}))
+    assert ("wrong", OFFER.said) == (offer.verdict, offer.said)
+
+
+GOOD = Check("state", ok=True)
+BAD = Check("stream", ok=False, text="The kubelet is away.")
+WEAK = Check("api", ok=False, text="The watch is down.", required=False)
+
+
+def test_every_required_check_must_hold_and_the_others_degrade():
+    assert is_ready([GOOD, WEAK])
+    assert is_ready([])
+    assert not is_ready([GOOD, BAD])
+    assert (WEAK,) == degraded([GOOD, BAD, WEAK, Check("extra", ok=True, required=False)])
+
 
 Case = tuple[Finding | Iterable[Finding], list[str]]
 
