@@ -81,7 +81,7 @@ test-slow: $(STAMP)  ## run the tests that wait or compute for more than 5 s
 	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: test-long
-test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 without (LONG=--histories=500)
+test-long: $(STAMP)  ## play 10,000 random histories of each kind (LONG=--histories=500)
 	$(BIN)/python -m pytest -q -rP -m histories $(LONG) tests/machine
 	$(BIN)/python -m pytest -q -m "not slow" --hypothesis-profile=night --timeout=900 $(PARALLEL) tests/unit tests/wire
 

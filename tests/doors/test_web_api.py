@@ -439,8 +439,9 @@ async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_mee
     (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)
     shown = msgspec.structs.replace(found, allocations=(one,))
     *_, last = pod_lines(shown, NOON, StatusStyle(width=200))
+    is_free = last == "no container holds a slice"
     served = await series(cells, "hami_agent_container_memory_allocated_bytes")
-    assert seen.ended == one.ended == last.endswith("ended") == (">ended</td>" in page)
+    assert seen.ended == one.ended == is_free == (">68.4 GiB</td>" not in page)
     assert seen.ended == (one.shares[0].used_mib is None)
     is_named = seen.row.holder is not None and not seen.ended
     assert is_named == (70000 * 2**20 in served.values())

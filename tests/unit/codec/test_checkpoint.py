@@ -59,30 +59,25 @@ def missing(kind: type[msgspec.Struct]) -> list[tuple[str, object]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("key", "default"), [one for one in missing(Row) if one[0] in ROW_KEYS], ids=str
-)
-def test_a_file_from_before_a_key_of_rows_reads_without(key, default):
+OF_ROWS = [("row", *one) for one in missing(Row) if one[0] in ROW_KEYS]
+OF_HEALTH = [("health", *one) for one in missing(Health)]
+
+
+@pytest.mark.parametrize(("kind", "key", "default"), [*OF_ROWS, *OF_HEALTH], ids=str)
+def test_a_file_from_before_a_key_of_a_row_or_of_health_reads_without(kind, key, default):
     state = a_full_state()
-    data = data_of(state)
-    del data["ledger"]["rows"][0][key]
-    row, plain = state.ledger.rows
-    earlier = Ledger((msgspec.structs.replace(row, **{key: default}), plain))
+    data, (row, plain) = data_of(state), state.ledger.rows
+    ledger, ill = state.ledger, state.health
+    if kind == "row":
+        del data["ledger"]["rows"][0][key]
+        ledger = Ledger((msgspec.structs.replace(row, **{key: default}), plain))
+    else:
+        for health in data["health"].values():
+            del health[key]
+        ill = {u: msgspec.structs.replace(one, **{key: default}) for u, one in ill.items()}
 
-    assert msgspec.structs.replace(state, ledger=earlier) == decode_state(a_file(data))
-
-
-@pytest.mark.parametrize(("key", "default"), missing(Health), ids=str)
-def test_a_file_from_before_a_key_of_health_reads_without(key, default):
-    state = a_full_state()
-    data = data_of(state)
-    for health in data["health"].values():
-        del health[key]
-    ill = {
-        uuid: msgspec.structs.replace(one, **{key: default}) for uuid, one in state.health.items()
-    }
-
-    assert msgspec.structs.replace(state, health=ill) == decode_state(a_file(data))
+    earlier = msgspec.structs.replace(state, ledger=ledger, health=ill)
+    assert earlier == decode_state(a_file(data))
 
 
 def test_the_health_of_every_gpu_is_kept():

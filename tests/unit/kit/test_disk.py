@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import socket
+from types import SimpleNamespace
 
 import pytest
 from grpclib.protocol import H2Protocol
@@ -75,27 +76,13 @@ def test_what_another_process_removes_meanwhile_does_not_remain(tmp_path, monkey
 # Who calls is what the kernel says, and nobody where it says nothing; servers that hang up.
 
 
-class Transport:
-    """A transport over one socket."""
-
-    def __init__(self, opened: socket.socket | None) -> None:
-        self._opened = opened
-
-    def get_extra_info(self, name: str) -> socket.socket | None:
-        return self._opened if name == "socket" else None
-
-
-def test_the_caller_on_a_unix_socket_is_known():
+def test_the_caller_is_known_on_a_unix_socket_and_nobody_elsewhere():
     ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs:
-        assert os.geteuid() == peer_uid(Transport(ours))  # type: ignore[arg-type]
-
-
-def test_a_caller_over_tcp_or_who_has_gone_is_nobody():
-    with socket.socket(socket.AF_INET) as opened:
-        assert peer_uid(Transport(opened)) is None  # type: ignore[arg-type]
+    with ours, theirs, socket.socket(socket.AF_INET) as over_tcp:
+        for opened, uid in ((ours, os.geteuid()), (over_tcp, None), (None, None)):
+            transport = SimpleNamespace(get_extra_info={"socket": opened}.get)
+            assert uid == peer_uid(transport)  # type: ignore[arg-type]
     assert peer_uid(None) is None
-    assert peer_uid(Transport(None)) is None  # type: ignore[arg-type]
 
 
 class SlowChannel(UnixChannel):

@@ -4,7 +4,7 @@ HAMi keeps nothing (nil) for a key of device-config.yaml that is absent, and its
 it needs the value. d.yaml is HAMi's device-config.yaml, n.json its config.json.
 """
 
-import functools
+import ast
 import json
 import re
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ import pytest
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.settings.files import DEVICE_CONFIG, refuse
-from agent.settings.reading import Labels, NodeValues, Sources, make_plan
+from agent.settings.reading import NodeValues, Sources, make_plan
 from agent.settings.schema import Setting
 from tests.hami_vectors import Vector, cases, vectors
-from tests.unit.settings.plans import plan_of
+from tests.unit.settings.plans import plan_of, rows_of
 
 
 def device_plan(text: str) -> NodeValues:
@@ -127,10 +127,10 @@ DIFFERENT = REFUSED | {
 }
 
 
-def resolved(vector: Vector, text: str | None = None) -> Mapping[str, Setting]:
+def resolved(vector: Vector) -> Mapping[str, Setting]:
     """The values of the vector's node, where none of them is refused."""
     base = SourceFile("d.yaml", json.dumps({"nvidia": vector.given["base"]}).encode())
-    content = vector.given["config.json"] if text is None else text
+    content = vector.given["config.json"]
     nodes = SourceFile("n.json", content.encode()) if content else None
     plan = make_plan(Sources(device_config=base, node_config=nodes))
     name = vector.given["NODE_NAME"]
@@ -161,152 +161,29 @@ def test_a_file_with_an_error_is_refused_whole_and_not_half_forgotten(name: str)
         resolved(vectors("nodeconfig")[name])
 
 
-@pytest.mark.parametrize(
-    ("entry", "says"),
-    [
-        ('"operatingmode":"fast"', "sharing.operatingMode: expected one of hami-core, mps, mig"),
-        ('"devicesplitcount":1000000000', "sharing.splitCount: expected 1 to 3000"),
-        ('"devicememoryscaling":1e300', "sharing.memoryScaling: expected 0.01 to 10"),
-        ('"preconfigureddevicememory":-5', "sharing.preconfiguredMemoryMiB: expected 0 to"),
-    ],
-)
-def test_a_value_beyond_our_bounds_refuses_the_file_on_its_node_and_warns_others(entry, says):
-    """HAMi registers it as it is: an unknown mode, a billion slices."""
-    vector = vectors("nodeconfig")["nodeconfig-096"]
-    text = f'{{"nodeconfig":[{{"name":"node-a",{entry}}}]}}'
-    with pytest.raises(SettingsError) as caught:
-        resolved(vector, text)
-    assert says in str(caught.value)
-    assert str(caught.value).startswith("n.json:1:")
-
-    others = make_plan(Sources(node_config=SourceFile("n.json", text.encode())))
-    assert others.settings("node-b").sharing.split_count == 10
-    assert (str(caught.value),) == others.warnings
-
-
-# Entries by name, else by label selector, else of the name `*`, since HAMi #3173.
-
-SPLIT, SCALING, MODE = "sharing.splitCount", "sharing.memoryScaling", "sharing.operatingMode"
 N1 = ("n1", {"gpu": "a100", "Pool": "X"})
 
 
-def selected(labels: dict[str, str], **more: object) -> dict[str, object]:
-    return {"nodelabelselector": {"matchLabels": labels}, **more}
+@pytest.mark.parametrize(("entries", "told"), rows_of("hami_files.txt"))
+def test_each_entry_counts_on_its_nodes_and_a_wrong_one_refuses_the_file_there_alone(
+    entries: str, told: str
+):
+    """By name, else by label selector, else of the name `*`, since HAMi #3173."""
+    found = plan_of(nodes=f'{{"nodeconfig": [{entries}]}}')
+    values, warnings, parts = found.resolve(*N1), [*found.warnings], told.split(" & ")
 
-
-a100, pool_x, t4 = (
-    functools.partial(selected, labels)
-    for labels in ({"gpu": "a100"}, {"Pool": "X"}, {"gpu": "t4"})
-)
-
-
-def named(name: str, **more: object) -> dict[str, object]:
-    return {"name": name, **more}
-
-
-def plan(*entries: dict[str, object], own: str = "") -> NodeValues:
-    return plan_of(own=own, nodes=json.dumps({"nodeconfig": list(entries)}))
-
-
-def split(*entries: dict[str, object], labels: Labels = N1[1]) -> object:
-    return plan(*entries).resolve("n1", labels)[SPLIT].value
-
-
-TWO, THREE, FOUR, FIVE = ({"devicesplitcount": count} for count in (2, 3, 4, 5))
-
-
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        ([a100(**FOUR), named("*", **THREE)], {SPLIT: 4}),
-        ([t4(**FOUR), named("*", **THREE)], {SPLIT: 3}),
-        ([named("n1", **TWO), a100(**FOUR, devicememoryscaling=2)], {SPLIT: 2, SCALING: 1}),
-        ([a100(**FOUR, devicememoryscaling=2), pool_x(**FIVE)], {SPLIT: 5, SCALING: 2}),
-        ([named("other", operatingmode="remote")], {MODE: "hami-core"}),
-        ([a100(operatingmode="mps"), pool_x(operatingmode="remote")], {MODE: "hami-core"}),
-        ([named("*", **THREE), named("*", operatingmode="mig")], {SPLIT: 3, MODE: "mig"}),
-        ([named("n1", **TWO, **t4())], {SPLIT: 2}),
-        ([named("N1", **TWO), {"devicesplitcount": 4}], {SPLIT: 10}),
-    ],
-)
-def test_only_the_first_tier_that_matches_applies(entries, expected):
-    values = plan(*entries).resolve(*N1)
-
-    assert expected == {key: values[key].value for key in expected}
-
-
-@pytest.mark.parametrize(
-    ("selector", "matches"),
-    [
-        ({}, True),
-        (None, False),
-        ({"matchLabels": {"gpu": "a100", "Pool": "X"}}, True),
-        ({"matchLabels": {"pool": "X"}}, False),
-        ({"matchLabels": {"GPU": "", "gpu": "a100"}}, False),
-        ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["t4", "a100"]}]}, True),
-        ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["t4"]}]}, False),
-        ({"matchExpressions": [{"key": "gpu", "operator": "NotIn", "values": ["a100"]}]}, False),
-        ({"matchExpressions": [{"key": "none", "operator": "NotIn", "values": ["a"]}]}, True),
-        ({"matchExpressions": [{"key": "Pool", "operator": "Exists"}]}, True),
-        ({"matchExpressions": [{"key": "pool", "operator": "DoesNotExist"}]}, True),
-        (
-            {
-                "matchLabels": {"gpu": "a100"},
-                "matchExpressions": [{"key": "Pool", "operator": "DoesNotExist"}],
-            },
-            False,
-        ),
-    ],
-)
-def test_a_selector_is_kubernetes_selector(selector, matches):
-    assert split({"nodelabelselector": selector, **FOUR}) == (4 if matches else 10)
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        {"key": "gpu", "operator": "in", "values": ["a100"]},
-        {"key": "gpu", "operator": "In", "values": []},
-        {"key": "gpu", "operator": "Exists", "values": ["a100"]},
-        {"operator": "DoesNotExist"},
-        {"key": "gpu", "operator": "NotIn", "values": ["not valid!"]},
-        {"key": "-gpu-", "operator": "NotIn", "values": ["a100"]},
-        {"key": "/", "operator": "DoesNotExist"},
-        {"key": "gpu"},
-        None,
-    ],
-)
-def test_a_selector_that_kubernetes_refuses_selects_no_node_and_is_told(expression):
-    found = plan({"nodelabelselector": {"matchExpressions": [expression]}, **FOUR})
-
-    assert 10 == found.resolve(*N1)[SPLIT].value
-    (warning,) = found.warnings
-    assert warning.startswith("n.json:1:39: nodelabelselector: expected a label selector")
-
-
-FAST = {"operatingmode": "fast"}
-
-
-@pytest.mark.parametrize(
-    ("entries", "refused"),
-    [
-        ([named("n1", **FAST)], True),
-        ([a100(**FAST)], True),
-        ([named("*", **FAST)], True),
-        ([named("other", **FAST)], False),
-        ([t4(**FAST)], False),
-        ([named("n1", **TWO), a100(**FAST), named("*", **FAST)], False),
-        ([a100(**FOUR), named("*", devicesplitcount=10**6)], False),
-        ([a100(**FOUR), pool_x(devicememoryscaling=-1)], True),
-        ([named("other", operatingmode="remote", colour="red")], False),
-    ],
-)
-def test_a_wrong_value_refuses_the_file_only_on_the_nodes_of_its_entry(entries, refused):
-    found = plan(*entries)
-
-    assert found.warnings
-    if refused:
-        with pytest.raises(SettingsError, match=r"^n\.json:1:.*expected"):
-            found.settings(*N1)
-    else:
+    for part in parts:
+        key, _, value = part.partition(" = ")
+        if part.startswith("warns "):
+            assert part.removeprefix("warns ") in warnings.pop(0)
+        elif part != "refused":
+            assert ast.literal_eval(value) == values[key].value
+    assert [] == warnings
+    if "refused" not in parts:
         assert found.settings(*N1)
+        return
+    with pytest.raises(SettingsError, match=r"^n\.json:1:.*expected") as caught:
+        found.settings(*N1)
+    assert str(caught.value) in found.warnings
+    if '"name": "*"' not in entries:
+        assert 10 == found.settings("n2").sharing.split_count
