@@ -81,7 +81,7 @@ test-slow: $(STAMP)  ## run the tests that wait or compute for more than 5 s
 	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: test-long
-test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 without (LONG=--histories=500)
+test-long: $(STAMP)  ## play 10,000 random histories of each kind (LONG=--histories=500)
 	$(BIN)/python -m pytest -q -rP -m histories $(LONG) tests/machine
 	$(BIN)/python -m pytest -q -m "not slow" --hypothesis-profile=night --timeout=900 $(PARALLEL) tests/unit tests/wire
 
@@ -128,8 +128,9 @@ manifests-check: $(STAMP)
 	$(BIN)/kubernetes-validate -k $(KUBERNETES) --strict $(MANIFESTS)
 
 .PHONY: manifests
-manifests: $(STAMP)  ## render deploy/manifests from the chart, and its schema from the settings
+manifests: $(STAMP)  ## render deploy/manifests and tests/golden/chart.txt from the chart, and its schema from the settings
 	PYTHONPATH=. $(BIN)/python deploy/render.py "$$(tests/chart/build)/helm"
+	HAMI_CHART_TOOLS="$$(tests/chart/build)" $(BIN)/python -m tests.chart.test_golden
 
 .PHONY: settings
 settings: $(STAMP)  ## write the settings into SETTINGS.md and into the schema of the chart's values

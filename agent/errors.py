@@ -184,16 +184,6 @@ class RefusalReason(enum.Enum):
     NO_LIBRARY = "HA-5005"
     STARVED = "HA-5006"
 
-    @property
-    def is_transient(self) -> bool:
-        """Whether it is about a moment, so that the same pod may be served later."""
-        return self.value.startswith("HA-5") or self in {
-            RefusalReason.WITNESS_SILENT,
-            RefusalReason.OVERLAP,
-            RefusalReason.PODS_UNKNOWN,
-            RefusalReason.DRIVER_UNRESPONSIVE,
-        }
-
 
 class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
     """An Allocate is answered with an error on purpose.
@@ -207,4 +197,10 @@ class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
         super().__init__(f"{sentence} [{gate.value}]")
         self.gate = gate
         self.sentence = sentence
-        self.transient = gate.is_transient
+        # It is about a moment, so that the same pod may be served later.
+        self.transient = gate.value.startswith("HA-5") or gate in {
+            RefusalReason.WITNESS_SILENT,
+            RefusalReason.OVERLAP,
+            RefusalReason.PODS_UNKNOWN,
+            RefusalReason.DRIVER_UNRESPONSIVE,
+        }

@@ -168,14 +168,14 @@ class NodeCheck(msgspec.Struct, frozen=True):
 class Withholder:
     """Sole writer of `reasons`: why every new pod would be refused, one sentence each.
 
-    While there are any, no slice is on offer: `withhold` is called when that changes. `say` posts
-    an Event about the Node.
+    While there are any, no slice is on offer: `withhold` is called with them when they change.
+    `say` posts an Event about the Node.
     """
 
     def __init__(
         self,
         checks: Sequence[NodeCheck],
-        withhold: Callable[[bool], None],
+        withhold: Callable[[str], None],
         say: Callable[[NodeEvent], None],
     ) -> None:
         self.reasons: Cell[tuple[str, ...]] = Cell(())
@@ -223,11 +223,11 @@ class Withholder:
         self._found[check] = refusal
         was_withheld = bool(self.reasons.value)
         reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
-        self.reasons.set(reasons)
+        if self.reasons.set(reasons):
+            self._withhold("; ".join(reasons))
         if bool(reasons) == was_withheld:
             return
 
-        self._withhold(bool(reasons))
         if reasons:
             text = f"Every new pod would be refused, so no slice is on offer: {'; '.join(reasons)}"
             log.error("slices.withheld", err=text)
@@ -309,7 +309,7 @@ class InventoryKeeper:
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
-        self._withheld = False
+        self._withheld = ""
 
     async def run(self) -> None:
         """Follow the settings, and the CDI specifications while answers name GPUs by them."""
@@ -336,9 +336,9 @@ class InventoryKeeper:
         self._health.update(health)
         self.refresh()
 
-    def withhold(self, is_withheld: bool) -> None:  # noqa: FBT001 -- as Withholder calls it
-        """Withhold all slices, or offer them again, whatever the health of the GPUs."""
-        self._withheld = is_withheld
+    def withhold(self, reason: str) -> None:
+        """Withhold all slices, or without a reason offer them, whatever the health of the GPUs."""
+        self._withheld = reason
         self.refresh()
 
     def hold(self, held: Held) -> None:
@@ -376,9 +376,12 @@ class InventoryKeeper:
 
         self.left_out.set(left_out)
         old = self._inventory.value
+        by_index = sorted(
+            shared.values(), key=lambda one: (one.gpu.index == NO_INDEX, one.gpu.index, one.uuid)
+        )
         new = Inventory(
             generation=old.generation,
-            gpus=tuple(sorted(shared.values(), key=_by_index)),
+            gpus=tuple(by_index),
             driver_version=scan.driver_version,
             withheld=self._withheld,
         )
@@ -409,7 +412,7 @@ class InventoryKeeper:
             # start, only the UUID is known, and perhaps the index.
             known = described.get(uuid) or self._facts.get(uuid)
             gpu = known or Gpu(uuid, fault.index if fault else NO_INDEX, "", None, pci="")
-            is_filtered = settings.filters(gpu)
+            is_filtered = uuid in settings.filter_uuids or gpu.index in settings.filter_indexes
             obstacle = _obstacle(gpu, settings) if known and not is_filtered else ""
             is_wanted = not (is_filtered or (obstacle and gpu.name))
             is_lost = fault is not None and fault.lost
@@ -448,10 +451,6 @@ class InventoryKeeper:
             )
 
         return shared, tuple(left_out.values())
-
-
-def _by_index(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
-    return shared.gpu.index == NO_INDEX, shared.gpu.index, shared.uuid
 
 
 def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:

@@ -334,10 +334,6 @@ class SharingSettings(msgspec.Struct, frozen=True):
         live=True)] = False
     # fmt: on
 
-    def filters(self, gpu: Gpu) -> bool:
-        """True if the settings leave the GPU out."""
-        return gpu.uuid in self.filter_uuids or gpu.index in self.filter_indexes
-
 
 class SliceGroup(msgspec.Struct, frozen=True):
     """The listed slices of one GPU, in the order of their numbers. All have the same health."""
@@ -440,7 +436,8 @@ def _kinds(link: Link | None) -> int:
 
 # The inventory: an immutable snapshot of the shared GPUs, their shares and their health.
 
-WITHHELD: Final = "no slice of this node is on offer: `hami-agent status` says why"
+WITHHELD: Final = "no slice is on offer: "
+"""Stands before the reason, in the agent's check and for each GPU."""
 
 
 class SharedGpu(msgspec.Struct, frozen=True):
@@ -492,13 +489,13 @@ class SharedGpu(msgspec.Struct, frozen=True):
 class Inventory(msgspec.Struct, frozen=True):
     """All shared GPUs, sorted by index, then UUID. GPUs without an index come last.
 
-    `generation` rises with every change. `withheld`: no slice is on offer, whatever the health.
+    `generation` rises with every change. `withheld`: why no slice is on offer, whatever the health.
     """
 
     generation: int = 0
     gpus: tuple[SharedGpu, ...] = ()
     driver_version: str = ""
-    withheld: bool = False
+    withheld: str = ""
 
     def find(self, uuid: GpuUuid) -> SharedGpu | None:
         """The GPU with that UUID, or None."""
@@ -512,7 +509,7 @@ class Inventory(msgspec.Struct, frozen=True):
         """Reasons other than health for which new containers do not get the GPU."""
         if not gpu.health.serving or self.offers(gpu):
             return ()
-        return (WITHHELD if gpu.present else f"it {gpu.unavailable_reason}",)
+        return (WITHHELD + self.withheld if gpu.present else f"it {gpu.unavailable_reason}",)
 
 
 # What the driver and probes report about a GPU, before any verdict.

@@ -1,7 +1,6 @@
-"""The agent's own checks, what is seen of the host and of the Node, cordons."""
+"""The agent's own checks, its rights, cordons."""
 
-import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -30,27 +29,7 @@ def is_ready(checks: Iterable[Check]) -> bool:
     return all(check.ok for check in checks if check.required)
 
 
-def degraded(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """The checks that fail without making the agent unready."""
-    return tuple(check for check in checks if not check.ok and not check.required)
-
-
-# What doctor sees of the host.
-
-
-class PluginSocket(msgspec.Struct, frozen=True):
-    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
-
-    path: str
-    alive: bool
-
-    @property
-    def theirs(self) -> bool:
-        """True if the socket has a name of HAMi's or NVIDIA's plugin."""
-        return self.path.rpartition("/")[2].startswith("nvidia-")
-
-
-# The Node, and the rights of the agent, at the API server.
+# The rights of the agent at the API server.
 
 
 class Right(msgspec.Struct, frozen=True):
@@ -84,24 +63,6 @@ def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
         Right("patch", "events"),
         *condition,
     )
-
-
-class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, as one GET shows it, with the amounts of the agent's resource in its status.
-
-    `written`: when an agent last wrote the register annotation; None: not known.
-    """
-
-    name: str
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    allocatable: int = 0
-    capacity: int = 0
-    written: dt.datetime | None = None
-
-    def age(self, now: dt.datetime) -> float | None:
-        """Seconds since an agent wrote the register annotation; None: not known."""
-        return None if self.written is None else (now - self.written).total_seconds()
 
 
 # The annotation `hami.io/device-cordon` of a Node: a comma list of GPU UUIDs on which HAMi's

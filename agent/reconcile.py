@@ -235,6 +235,7 @@ def _only_holder(
     """
     sharers = [holder for holder, held in holders.items() if held == ids]
     new = [holder for holder in sharers if holder not in with_row]
+    # An init container, which no List shows, has these ids too.
     if recorded > len(sharers):
         return None
     if len(sharers) == 1:
@@ -251,6 +252,7 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
         return GRACE  # the kubelet instance that named its holder no longer lists it
     if is_new and not seen.holdings:
         return math.inf  # a kubelet that knows no pod has just started
+    # The file, which alone names ordinary init containers, may still have the ids.
     if seen.recorded is None:
         return UNREAD_GRACE
     return GRACE if left.isdisjoint(row.slice_ids) else math.inf
@@ -315,6 +317,7 @@ def _confirm(row: Row, seen: ReconcileFacts) -> Row:
     ids = holding.ids_of(row.key.container, row.resource)
     if row.role is Role.INIT:
         ids = frozenset(row.slice_ids if row.key in (seen.recorded or {}) else ())
+    # The kubelet is admitting it, or started it without an Allocate, or lost its checkpoint.
     if not ids:
         return row
     slice_ids = tuple(sorted(ids))

@@ -1,6 +1,7 @@
 """Keeps the report on the Node true, and tells people: Events and the condition of the Node."""
 
 import asyncio
+import dataclasses
 import datetime as dt
 import math
 import random
@@ -376,6 +377,7 @@ class ReportCells(msgspec.Struct, frozen=True):
     settings: Cell[ReportSettings]
 
 
+@dataclasses.dataclass(eq=False)
 class Reporter:
     """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
 
@@ -383,25 +385,15 @@ class Reporter:
     it `observes`, it writes nothing: `pending` has what it would write (None removes one).
     """
 
-    def __init__(
-        self,
-        api: NodeApi,
-        cells: ReportCells,
-        saw: Callable[[NodeView], None],
-        say: Callable[[NodeEvent], None],
-        clock: Clock,
-        random: random.Random,
-        *,
-        observes: bool = False,
-    ) -> None:
-        self._api = api
-        self._cells = cells
-        self._saw = saw
-        self._say = say
-        self._clock = clock
-        self._random = random
-        self._observes = observes
+    api: NodeApi
+    cells: ReportCells
+    saw: Callable[[NodeView], None]
+    say: Callable[[NodeEvent], None]
+    clock: Clock
+    random: random.Random
+    observes: bool = False
 
+    def __post_init__(self) -> None:
         self.unreported = Cell(UNSEEN)
         self.pending: Mapping[str, str | None] = {}
         self.writes = Tally(
@@ -411,7 +403,7 @@ class Reporter:
             "report_failures_total", "Writes of the register annotation that failed.", ("code",)
         )
 
-        self._backoff = Backoff(DELAYS, JITTER, random)
+        self._backoff = Backoff(DELAYS, JITTER, self.random)
         self._corrections = Allowance(*CORRECTIONS)
         self._written: tuple[str, str, str | None] | None = None
         """The Node's UID, and the texts of its register and score annotations."""
@@ -421,7 +413,7 @@ class Reporter:
 
     async def run(self) -> NoReturn:
         """Keep the annotation equal to the inventory for ever."""
-        loop, cells = asyncio.get_running_loop(), self._cells
+        loop, cells = asyncio.get_running_loop(), self.cells
         news = News(cells.inventory, cells.node, cells.settings)
         while True:
             node, settings, left = cells.node.value, cells.settings.value, None
@@ -430,7 +422,7 @@ class Reporter:
             if node is None or report is None:
                 self._rest(UNSEEN if node is None else "no GPU has been found yet")
                 self.pending = {}
-            elif self._observes:
+            elif self.observes:
                 self._rest("")
                 self._show(node, report)
             elif not report.changes and settings.profile is not ReportProfile.COLON:
@@ -470,28 +462,28 @@ class Reporter:
         due = now
         if not report.changes_health:  # a changed health is told without the SPREAD
             if self._spread is None:
-                self._spread = now + self._random.uniform(0.0, SPREAD)
+                self._spread = now + self.random.uniform(0.0, SPREAD)
             due = self._spread
 
         # A write for another reason, such as a changed inventory, does not wait for this.
         wait = self._corrections.wait(now) if reason == "foreign" else 0.0
         if wait and self.unreported.set(CONFLICT):
             log.error("report.conflict")
-            self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
+            self.say(NodeEvent("ReportConflict", CONFLICT, warning=True))
         return max(due, now + wait)
 
     async def _write(
         self, report: NodeReport, reason: Reason, target: tuple[str, str, str | None]
     ) -> None:
         """Write; after a failure, wait until it may be tried again."""
-        loop, cells = asyncio.get_running_loop(), self._cells
+        loop, cells = asyncio.get_running_loop(), self.cells
         is_stamped = cells.settings.value.profile is ReportProfile.COLON
-        stamp = encode_reported(self._clock.now()) if is_stamped else None
+        stamp = encode_reported(self.clock.now()) if is_stamped else None
         news = News(cells.returns)
         self._spread = None
 
         try:
-            node = await self._api.annotate_node({**report.changes, HANDSHAKE: stamp})
+            node = await self.api.annotate_node({**report.changes, HANDSHAKE: stamp})
         except ApiError as error:
             delay = max(self._backoff.next(), error.retry_after or 0.0)
             if self.unreported.set(str(error)):
@@ -513,4 +505,4 @@ class Reporter:
         if reason != "stamp":
             self._written = target
             log.info("report.written", reason=reason, node_uid=target[0])
-        self._saw(node)
+        self.saw(node)

@@ -218,11 +218,6 @@ class StateService:
         self.errors = Tally("checkpoint_errors_total", "Failed writes of the state file.")
 
     @property
-    def generation(self) -> int:
-        """The number of the generation on disk."""
-        return self._state.generation
-
-    @property
     def health(self) -> Mapping[GpuUuid, Health]:
         """The health of GPUs on disk."""
         return self._state.health

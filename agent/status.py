@@ -464,7 +464,7 @@ def heads(node: NodeStatus, now: dt.datetime) -> list[list[str]]:
         cap(node.resource),
         "profiles " + cap(", ".join(node.profiles)) if node.profiles else "",
     ]
-    lines = [about, *[settings] * (node.split_count is not None)]
+    lines = [about] if node.split_count is None else [about, settings]
 
     if node.lock is not None:
         held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
@@ -514,9 +514,13 @@ def gpu_grade(gpu: GpuStatus) -> str:
 
 
 def pod_rows(found: StatusDocument, now: dt.datetime) -> list[list[str]]:
-    """The cells of each container and GPU; what uses the most memory comes first."""
-    pairs = [(one, share) for one in found.allocations or () for share in one.shares]
-    pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
+    """The cells of each container and GPU; what uses the most memory comes first.
+
+    One that ended, or whose pod is deleted, holds nothing, though its row stays for a minute.
+    """
+    held = (one for one in found.allocations or () if not one.ended)
+    every = ((one, share) for one in held for share in one.shares)
+    pairs = sorted(every, key=lambda pair: -(pair[1].used_mib or 0))
     booked = {True: "recorded", False: "not recorded", None: UNKNOWN}
     return [
         [
@@ -530,7 +534,7 @@ def pod_rows(found: StatusDocument, now: dt.datetime) -> list[list[str]]:
             percent(share.gpu_percent),
             _idle(one, now),
             age(one.since, now),
-            "ended" if one.ended else "other GPUs" if one.mismatched else booked[one.confirmed],
+            "other GPUs" if one.mismatched else booked[one.confirmed],
         ]
         for one, share in pairs
     ]
@@ -574,6 +578,7 @@ def notices(found: StatusDocument, now: dt.datetime, *, refused: bool = True) ->
 def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
     """What is not well about GPUs. Equal words about several GPUs are one sentence."""
     told: dict[Notice, list[str]] = {}
+    of_node = {check.text for check in found.node.checks if not check.ok}
 
     for gpu in found.gpus:
         which, said = cap(gpu.name), []
@@ -583,7 +588,8 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
             why = cap(gpu.text or gpu.cause, 1024)
             said.append((f"{cap(gpu.health)}{since}: {why}{act}", grade))
 
-        said += [(f"not offered: {cap(text, 1024)}", "watch") for text in gpu.obstacles]
+        own = [text for text in gpu.obstacles if text not in of_node]
+        said += [(f"not offered: {cap(text, 1024)}", "watch") for text in own]
         if gpu.cordoned:
             act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
             said.append((f"cordoned: the scheduler places no new pod; {act}", ""))

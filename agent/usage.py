@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
 import functools
 import itertools
@@ -185,8 +186,7 @@ class HostRegions:
 
     async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
         """Read the regions of these container directories. Raises StateError."""
-        now = asyncio.get_running_loop().time
-        return await self._offload.call(self._read, tuple(names), now)
+        return await self._offload.call(self._read, tuple(names), asyncio.get_running_loop().time)
 
     async def held(self) -> Sequence[str]:
         """All container directories whose region holds launches back. Raises StateError."""
@@ -468,6 +468,7 @@ WRITE_DEADLINE: Final = 1.0  # seconds for writing into them, also at the end
 FRESH: Final = 2 * PERIOD + DEADLINE  # seconds for which a round counts as the present use
 
 
+@dataclasses.dataclass(eq=False)
 class ContainerUsage:
     """Reads the regions of all rows that have a directory, and writes into them.
 
@@ -476,24 +477,16 @@ class ContainerUsage:
     run() ends, and while they or all regions cannot be read.
     """
 
-    def __init__(
-        self,
-        regions: HostRegions,
-        ledger: Cell[Ledger],
-        pods: Cell[PodTable],
-        inventory: Cell[Inventory],
-        clock: Clock,
-        *,
-        switches: bool,
-        observes: bool = False,
-    ) -> None:
-        self._regions = regions
-        self._ledger = ledger
-        self._pods = pods
-        self._inventory = inventory
-        self._clock = clock
-        self._switches = switches
-        self._is_first = not observes
+    regions: HostRegions
+    ledger: Cell[Ledger]
+    pods: Cell[PodTable]
+    inventory: Cell[Inventory]
+    clock: Clock
+    switches: bool
+    observes: bool = False
+
+    def __post_init__(self) -> None:
+        self._is_first = not self.observes
         self._uses: Mapping[ContainerKey, ContainerUse] = {}
         self._read_at = -FRESH
         # By directory: when a container last used an SM; what to write so that nobody is held back
@@ -520,13 +513,13 @@ class ContainerUsage:
         # The rows of the ledger that may have processes.
         rows = {
             row.directory: row
-            for row in self._ledger.value.rows
-            if row.directory and row.takes_room(self._pods.value)
+            for row in self.ledger.value.rows
+            if row.directory and row.takes_room(self.pods.value)
         }
         try:
             async with Lag().within(DEADLINE):
-                readings = await self._regions.read(tuple(rows)) if rows else {}
-                left = set(await self._regions.held() if self._is_first else ())
+                readings = await self.regions.read(tuple(rows)) if rows else {}
+                left = set(await self.regions.held() if self._is_first else ())
         except (StateError, TimeoutError) as error:
             self._report("usage.unread", str(error) or f"no answer in {DEADLINE:g} s")
             if self._is_stale():
@@ -534,10 +527,10 @@ class ContainerUsage:
             return
 
         self._report("usage.unread", "")
-        at, self._read_at = self._clock.now(), loop_time()
+        at, self._read_at = self.clock.now(), loop_time()
         registered = {
             gpu.uuid: max(gpu.registered_mib, gpu.gpu.memory_mib or 0)
-            for gpu in self._inventory.value.gpus
+            for gpu in self.inventory.value.gpus
         }
         self._uses = {
             row.key: believed(
@@ -547,7 +540,7 @@ class ContainerUsage:
         }
 
         before, switched = self._release, dict[str, RegionChange]()
-        if self._switches:
+        if self.switches:
             self._last_work = {
                 name: at if uses_sm(sums, at) else self._last_work.get(name)
                 for name, sums in readings.items()
@@ -571,7 +564,7 @@ class ContainerUsage:
         try:
             async with asyncio.timeout(WRITE_DEADLINE):
                 if changes:
-                    await self._regions.write(changes)
+                    await self.regions.write(changes)
                     self._report("usage.unwritten", "")
         except (StateError, TimeoutError) as error:
             self._report("usage.unwritten", str(error) or f"no answer in {WRITE_DEADLINE:g} s")

@@ -232,10 +232,6 @@ class Evidence(msgspec.Struct):
         """The pod that the present node lock names."""
         return self.lock.owner if self.lock else None
 
-    def is_answered_now(self, uid: PodUid) -> bool:
-        """Whether this kubelet instance was answered for a container of the pod."""
-        return any(row.epoch == self.kubelet.epoch for row in self.ledger.rows_of(uid))
-
 
 class Grant(msgspec.Struct, frozen=True):
     """The container that is served, its shares, and its position in `…-allocated`.
@@ -395,7 +391,9 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
         if pod.terminal or not pod.gpu_containers:
             continue
         next_one = evidence.table.named(*pod.key)
-        if not (next_one and (next_one.has_run or evidence.is_answered_now(next_one.uid))):
+        rows = evidence.ledger.rows_of(next_one.uid) if next_one else ()
+        is_asked = any(row.epoch == evidence.kubelet.epoch for row in rows)
+        if not (next_one and (next_one.has_run or is_asked)):
             yield pod
 
 

@@ -53,6 +53,7 @@ def grant(
         if gpu is None:
             why = f"{named}, and this node does not share that GPU; create the pod again."
             raise Refusal(RefusalReason.UNKNOWN_GPU, why)
+        # After a lowered split count the kubelet still has the higher ids that containers hold.
         if pair[1] >= gpu.split_count and text not in held:
             why = f"{named}, but that GPU has only {gpu.split_count} slices; create the pod again."
             raise Refusal(RefusalReason.UNKNOWN_SLICE, why)

@@ -55,6 +55,7 @@ def steer(
     free, missing = _free(available, chosen), Counter(wanted)
     missing.subtract(map(_gpu_of, chosen))
     for uuid, count in missing.items():
+        # Below 0: what must be included is more, or of other GPUs, than the annotation names.
         if not 0 <= count <= len(free[uuid]):
             return None
         chosen += _in_order(free[uuid], held)[:count]

@@ -22,7 +22,7 @@ from agent.hookdirs import Cleared, HostHookDirs, clear_directories
 from agent.host.node import CdiDirectories, CgroupContainers
 from agent.host.system import HostDisk, Systemd, Worker
 from agent.kit.cell import Cell
-from agent.kit.tasks import Offload, Task
+from agent.kit.tasks import Task
 from agent.kit.timing import SystemClock, Tally
 from agent.kube import client, objects
 from agent.kube.client import Connection
@@ -63,6 +63,7 @@ async def open_adapters(
 
     Raises SettingsError, PermissionFault: something that the agent needs is missing.
     """
+    in_pod = settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in environ
     async with (
         Worker("disk") as worker,
         Worker("settings") as reader,
@@ -78,19 +79,11 @@ async def open_adapters(
             hooks=HostHookDirs(
                 settings.hook_path, Path("/dev"), settings.library_version, worker, clearing
             ),
-            cdi=cdi_directories(settings, environ, reader),
+            cdi=CdiDirectories(reader, in_pod=in_pod),
             regions=regions,
             clock=SystemClock(),
             random=random.SystemRandom(),
         )
-
-
-def cdi_directories(
-    settings: Settings, environ: Mapping[str, str], offload: Offload
-) -> CdiDirectories:
-    """The CDI specifications of this host, which a pod sees only where they are mounted."""
-    in_pod = settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in environ
-    return CdiDirectories(offload, in_pod=in_pod)
 
 
 @contextlib.asynccontextmanager
@@ -106,8 +99,7 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
 
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
 
-    library = settings.nvml_library
-    driver = NvmlDriver(path=Path(library) if library else None, driver_root=settings.driver_root)
+    driver = NvmlDriver(path=settings.nvml_library, driver_root=settings.driver_root)
     try:
         yield driver
     finally:
@@ -167,8 +159,12 @@ class NodeAgent:
         say = self.notices.say
 
         # What the kubelet asks, and what it is offered.
-        fence = self._check_start if settings.fenced else None
-        self.server = door.PluginServer(plugins, facts.resource, facts.slices, chance, fence)
+        def fence(ids: tuple[SliceId, ...]) -> None:
+            reconcile.check_start(state.ledger.value, ids)
+
+        self.server = door.PluginServer(
+            plugins, facts.resource, facts.slices, chance, fence if settings.fenced else None
+        )
         self.keeper = inventory.InventoryKeeper(
             facts.inventory,
             facts.sharing,
@@ -437,10 +433,6 @@ class NodeAgent:
         """Whether the GPU has a fault of its own, which says nothing about the driver."""
         shared = self.facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
-
-    def _check_start(self, ids: tuple[SliceId, ...]) -> None:
-        """Check that the container that holds these slices may start. Raises Refusal."""
-        reconcile.check_start(self.state.ledger.value, ids)
 
     async def _follow_disk(self) -> None:
         """Run the node checks as soon as the state's disk fails or recovers."""

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import structlog
@@ -122,7 +121,7 @@ async def _run(
             await adapters.driver.scan()
 
         look_again = partial(look, origin, adapters.reader)
-        connection = _connection(settings, environ)
+        connection = Connection(settings.kubeconfig, environment=environ)
         agent = NodeAgent(found, adapters, connection, notifier, reload, look_again)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
@@ -175,13 +174,6 @@ async def _run(
             lock.release()  # nothing here writes any more: a standby need not wait for the rest
 
 
-def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
-    """The connection to the API server, which plain mode does not use."""
-    return Connection(
-        Path(settings.kubeconfig) if settings.kubeconfig else None, environment=environ
-    )
-
-
 async def _wait_to_be_alone(
     lock: LockFile,
     settings: Settings,
@@ -197,7 +189,7 @@ async def _wait_to_be_alone(
         return True
 
     if settings.plain is None:
-        check(_connection(settings, environ))
+        check(Connection(settings.kubeconfig, environment=environ))
     holder = lock.holder()
     standby = f"another agent runs on this host ({holder})"
     notifier.tell(f"READY=1\nSTATUS=standby: {standby}")

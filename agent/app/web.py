@@ -19,7 +19,7 @@ from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
 from agent.kubelet.door import peer_uid
-from agent.model import NO_INDEX, HamiNames, Trouble
+from agent.model import NO_INDEX, WITHHELD, HamiNames, Trouble
 from agent.node import STANDBY, Check
 from agent.report import pods_holding
 from agent.settings.schema import Settings
@@ -134,7 +134,7 @@ class WebDoors:
             "gpus_answering": silent,
             "gpu_health": "; ".join(said[False]),
             "cdi": "; ".join(said[True]),
-            "offer": f"no slice is on offer: {withheld}" if withheld else "",
+            "offer": WITHHELD + withheld if withheld else "",
         }
 
         others |= self._shut

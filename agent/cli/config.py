@@ -148,7 +148,7 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stderr.write(f"hami-agent: {error}\n")
         return error.exit_code
 
-    _tell(plan, [LEFT_OUT] * plan.need_labels(name))
+    _tell(plan, [LEFT_OUT] if plan.need_labels(name) else [])
     values = plan.resolve(name)
     settings = _changed(values) if args.diff else list(values.values())
     answer(args.output, "Config", list(map(plain, settings)), table(settings, origin=args.origin))
@@ -184,7 +184,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         lines += [f"{INDENT}{row}" for row in list(table(changed, origin=True))[1:]]
         each.append({"name": title, "profiles": names, "settings": list(map(plain, changed))})
 
-    notes = [LEFT_OUT] * any(plan.need_labels(name, labels) for name in args.node or [""])
+    notes = [LEFT_OUT] if any(plan.need_labels(name, labels) for name in args.node or [""]) else []
     if args.output == TABLE:
         _tell(plan, notes)
     said = {"ok": True, "warnings": list(plan.warnings), "notes": notes, "nodes": each}

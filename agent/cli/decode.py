@@ -42,9 +42,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add_output(parser, "json", ("json", "yaml"))
 
 
-def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def main(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     """Print the decoded value, or where it is malformed; return the exit code."""
-    del environ
     text = args.value or ""
     # Nobody waits for input that was not asked.
     if text == "-" or (args.value is None and not sys.stdin.isatty()):
@@ -119,10 +118,6 @@ def _devices(text: str) -> object:
     ]
 
 
-def _handshake(text: str) -> object:
-    return dict(zip(("word", "time"), decode_handshake(text), strict=True))
-
-
 def _lock(text: str) -> object:
     lock = decode_node_lock(text)
     return {"since": lock.stamp, "namespace": lock.namespace, "pod": lock.name}
@@ -130,7 +125,10 @@ def _lock(text: str) -> object:
 
 KINDS: Final[Mapping[str, tuple[Callable[[str], object], Callable[[str], object]]]] = {
     "nodeconfig": (re.compile(r'(?is)\{.*"nodeconfig"').match, decode_nodeconfig),
-    "handshake": (re.compile("Reported|Requesting|Deleted").match, _handshake),
+    "handshake": (
+        re.compile("Reported|Requesting|Deleted").match,
+        lambda text: dict(zip(("word", "time"), decode_handshake(text), strict=True)),
+    ),
     "lock": (re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T").match, _lock),
     "register": (_is_register, _register),
     "devices": (_is_devices, _devices),

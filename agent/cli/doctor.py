@@ -30,15 +30,15 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.errors import AgentError, MalformedText, SettingsError, WitnessUnsupported, cap
 from agent.hami.annotations import ReportProfile, read_register
 from agent.hookdirs import HostHookDirs, large_directories
-from agent.host.node import plugin_sockets, write_failure
+from agent.host.node import foreign_plugins, write_failure
 from agent.host.system import Worker
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import counted, span
 from agent.kube.client import Connection
-from agent.kube.reader import NodeReader, decode_listed
+from agent.kube.reader import ClusterNode, NodeReader, decode_listed
 from agent.model import Scan, Trouble
-from agent.node import NodeSight, Right, is_ready, rights
+from agent.node import Right, is_ready, rights
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
 from agent.status import SEVERE, LockStatus, StatusDocument, gpu_grade, open_envelope
@@ -104,7 +104,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "P-LOCK": "look at that pod's Events; the lock of a pod that is over is freed within 35 s",
     "P-LIBRARY": "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
     "P-PRELOAD": "put HAMi-core's files there, of root and with mode 0644 (HA-5005)",
-    "P-PATHS": "make it a directory of root, 0755, on a writable disk that has room (see dmesg)",
+    "P-PATHS": "make it a directory of root (0750) on a writable disk that has room (see dmesg)",
 }
 """What to do about it."""
 
@@ -261,10 +261,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
 
     # An option that would be ignored is refused: its user expects it to count.
-    ours = ["--config"] * (args.config is not None) + [*flags(args)]
-    stray = [flag for flag in ours if flag != "--kubeconfig"]
+    stray = [flag for flag in flags(args) if flag != "--kubeconfig"]
+    if args.config is not None:
+        stray.insert(0, "--config")
     if args.node is None:
-        stray = ["--context"] * bool(args.context)
+        stray = ["--context"] if args.context else []
     if stray:
         said = f"{', '.join(stray)}: has no effect with{'out' * (args.node is None)} --node"
         return cli.fail("doctor", said, cli.Exit.USAGE)
@@ -289,7 +290,8 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     Raises:
         Unreachable: there is no such pod, no right to run programs in it, or no answer of doctor.
     """
-    words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
+    given = {"--pre": args.pre, "--read-only": args.read_only}
+    words = ["doctor", "-o", "json", *(flag for flag, is_set in given.items() if is_set)]
     if args.only != EVERY:
         words += ["--only", ",".join(sorted(args.only))]
 
@@ -352,9 +354,9 @@ def _ask_agent(path: Path) -> StatusDocument | Finding:
     except Unreachable as error:
         reason = error.__cause__
         said = f"no agent answers: {getattr(reason, 'strerror', None) or reason or error}"
-        denied: Row = (isinstance(reason, PermissionError), "unknown", said, "run this as root")
-        absent: Row = (True, "wrong", said, "start it; is --run-dir the agent's?")
-        return judged("P-AGENT", path, "", denied, absent)
+        if isinstance(reason, PermissionError):
+            return Finding("P-AGENT", "unknown", str(path), said, "run this as root")
+        return Finding("P-AGENT", "wrong", str(path), said, "start it; is --run-dir the agent's?")
 
 
 async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Finding, ...]:
@@ -449,9 +451,9 @@ async def _paths(seen: NodeSeen) -> AsyncIterator[Finding]:
     home = hook / "vgpu"
     inner = [place for place in (home, home / "containers") if os.access(place, os.F_OK)]
     # A pod mounts only the inner directory, and its root is read-only.
-    yield judge_path(hook, made=False, written=next(iter(inner), hook))
+    yield judge_path(hook, mode="0755", made=False, at=next(iter(inner), hook))
     for place in (paths.state, paths.run, *inner):
-        yield judge_path(place, made=True)
+        yield judge_path(place, mode="0755" if place in inner else "0750", made=True)
 
     # The lines above say what is wrong with the directories.
     with contextlib.suppress(AgentError):
@@ -464,11 +466,11 @@ async def _paths(seen: NodeSeen) -> AsyncIterator[Finding]:
 
 
 def judge_path(
-    path: Path, check: str = "P-PATHS", *, made: bool, written: Path | None = None
+    path: Path, check: str = "P-PATHS", mode: str = "0750", *, made: bool, at: Path | None = None
 ) -> Finding:
     """Judge a directory of the agent. `made`: the agent creates it if missing.
 
-    `written`: where the agent writes in place of it.
+    `mode`: 0755 where containers look into it. `at`: where the agent writes in place of it.
     """
     try:
         found = path.stat()
@@ -482,14 +484,14 @@ def judge_path(
         return Finding(check, "wrong", str(path), f"cannot be looked at: {error.strerror}")
 
     is_open, whose = who_writes(found, stat.S_IWOTH)
-    failure = write_failure(written or path)
+    failure = write_failure(at or path)
     means = "who may write there can replace the sockets, or the limits of containers"
     return judged(
         check,
         path,
         "can be written, only by its owner or a group",
         (not stat.S_ISDIR(found.st_mode), "wrong", "is no directory"),
-        (is_open, "wrong", f"others may write there {whose}", "chown root and chmod 0755", means),
+        (is_open, "wrong", f"others may write there {whose}", f"chown 0 and chmod {mode}", means),
         (failure, "wrong", f"cannot be written: {os.strerror(failure)} {whose}"),
     )
 
@@ -565,7 +567,7 @@ async def _driver(seen: NodeSeen) -> AsyncIterator[Finding]:
         failure, remedy = getattr(error, "said", str(error)), getattr(error, "remedy", "")
 
     name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
-    for finding in judge_driver(name, scan, failure, remedy):
+    for finding in judge_driver(str(name), scan, failure, remedy):
         yield finding
 
 
@@ -629,8 +631,7 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
 async def _plugins(seen: NodeSeen) -> AsyncIterator[Finding]:
     """The sockets behind which other plugins for these GPUs answer here."""
     paths, takeover = seen.settings.paths, seen.settings.takeover
-    found = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    theirs = [one.path for one in found if one.alive and one.theirs]
+    theirs = foreign_plugins(paths.plugins)
     said = f"another device plugin runs on this node: {', '.join(theirs)}"
     yield judged(
         "P-PLUGIN",
@@ -704,8 +705,7 @@ async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
     if settings.plain is not None:
         return
 
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    connection = Connection(kubeconfig, environment=seen.environ)
+    connection = Connection(settings.kubeconfig, environment=seen.environ)
     server = f"API server by {connection.source}"
     try:
         async with open_session(connection, "hami-agent") as session:
@@ -752,9 +752,9 @@ async def _rights(seen: NodeSeen, reader: NodeReader, server: str) -> Finding:
     )
 
 
-def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
+def judge_offer(node: ClusterNode, resource: str, now: dt.datetime) -> Finding:
     """Judge allocatable against the healthy slices of the register annotation."""
-    offered, gpus = node.allocatable, read_register(node.annotations.get(REGISTER))
+    offered, gpus = node.slices, read_register(node.annotations.get(REGISTER))
     healthy = sum(gpu.split_count for gpu in gpus if gpu.healthy)
     said = f"{offered}, and the register annotation has {healthy} healthy slices"
     age = node.age(now)
@@ -768,7 +768,7 @@ def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
     )
 
 
-def judge_report(node: NodeSight, profile: ReportProfile, now: dt.datetime) -> Finding:
+def judge_report(node: ClusterNode, profile: ReportProfile, now: dt.datetime) -> Finding:
     """Judge by the handshake whether a scheduler has read the agent's report.
 
     With the profile `json` the agent removes the handshake with each report, and schedulers from

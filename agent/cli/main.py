@@ -275,9 +275,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add_output(parser)
 
 
-def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def main(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     """Run the verb `version`: print the agent's and Python's versions."""
-    del environ
     python = platform.python_version()
     answer(
         args.output,

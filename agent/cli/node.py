@@ -173,8 +173,8 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
         index = "of unknown index" if gpu["gpu"] is None else gpu["gpu"]
         answered = f"{ANSWERS.get(outcome, outcome)}{text and f' ({text})'}"
         served = "served" if gpu["serving"] else "not served"
-        lines += [""] * bool(lines)
         lines += [
+            *([""] if lines else []),
             f"GPU {index} ({gpu['uuid']}): {answered}",
             f"{gpu['condition']} since {gpu['since']}, {served}",
             *filter(None, [gpu["text"]]),
@@ -244,7 +244,7 @@ async def _write(
     if (gpu.uuid in listed) is on:
         return gpu, False
 
-    kept = [*(uuid for uuid in listed if uuid != gpu.uuid), *[gpu.uuid] * on]
+    kept = [*listed, gpu.uuid] if on else [uuid for uuid in listed if uuid != gpu.uuid]
     changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
     changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
     try:
@@ -325,8 +325,7 @@ async def uninstall_here(
         if settings.plain is not None:  # plain mode writes nothing to a Node
             return
 
-        kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-        connection = Connection(kubeconfig, environment=environ)
+        connection = Connection(settings.kubeconfig, environment=environ)
         async with open_session(connection, UNINSTALLER) as session:
             api = KubeLeftovers(session, settings.sharing.resource)
             node = await api.node(settings.node)
@@ -438,5 +437,6 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     is_clean = not refusal and all(node == Cleaned(node.node) for node in done)
     data = {"ok": code == Exit.OK, "refusal": refusal, "nodes": done}
-    answer(args.output, "Uninstallation", data, ["nothing of the agent's was found"] * is_clean)
+    nothing = "nothing of the agent's was found"
+    answer(args.output, "Uninstallation", data, [nothing] if is_clean else [])
     return fail("uninstall", refusal, code) if refusal else code

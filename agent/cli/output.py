@@ -93,7 +93,8 @@ LEAST: Final = 6
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     """A line of titles and a line for each row, none wider than `width` if that is possible.
 
-    It cuts cells first, then leaves columns out by their rank, then cuts cells further, and lines.
+    It cuts cells first, then leaves columns out by their rank, which the last line names, then cuts
+    cells further, and lines.
     """
     kept = list(range(len(columns)))
 
@@ -124,6 +125,9 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
             cells.append(text.rjust(sizes[place]) if is_right else text.ljust(sizes[place]))
 
         yield shorten(GAP.join(cells).rstrip(), width)
+
+    if rest := [one.title for place, one in enumerate(columns) if place not in kept]:
+        yield shorten(f"no room for {', '.join(rest)}: `status -o wide` has all columns", width)
 
 
 def shorten(text: str, width: int) -> str:

@@ -79,7 +79,8 @@ def summary_lines(
     words = f"{true} of {len(claims)} claims checked and true"
     if failed:
         words += f", {len(failed)} not"
-    yield f"{words}, {unchecked} not checked" if unchecked else words
+    words += f", {unchecked} not checked" if unchecked else ""
+    yield from wrapped(words, width)
 
 
 def invitation(cluster: lab.SandboxCluster) -> str:
@@ -232,11 +233,10 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         record = await default.act(scene, scenario)
         # A node that offers nothing is one to look at.
         if args.interactive and (scene.placed or cluster.agent.code is None):
-            with cluster.log.copied(cluster.places.log):
-                say(invitation(cluster))
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(lab.keep_agent(cluster, scene.record.note))
-                    group.create_task(lab.tell_news(cluster, scene.record.note))
+            say(invitation(cluster))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(lab.keep_agent(cluster, scene.record.note))
+                group.create_task(lab.tell_news(cluster, scene.record.note))
 
         log = [] if record.ok else cluster.log.last(LOG_LINES)
 

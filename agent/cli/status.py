@@ -106,7 +106,7 @@ def status_lines(
         parts = [part if len(part) > width - 4 else part.replace(" ", "\0") for part in line]
         yield from wrapped(" · ".join(parts), width)
 
-    grades = ["", *map(view.gpu_grade, found.gpus)]  # the titles have none
+    grades = ["", *map(view.gpu_grade, found.gpus), ""]  # titles and what is left out have none
     columns = view.GPU_COLUMNS if style.wide else view.GPU_COLUMNS[:BRIEF]
     gpus = style.table(columns, [view.gpu_cells(gpu) for gpu in found.gpus])
     yield from map(style.graded, gpus, grades) if found.gpus else ["no GPU is shared on this node"]
@@ -347,7 +347,7 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
             check = Check("report", ok=False, text="the register annotation cannot be read")
             one = StatusDocument(NodeStatus(seen.name, resource=resource, checks=(check,)), ())
 
-        gpus = one.gpus
+        gpus, memory = one.gpus, sum(gpu.sellable_mib for gpu in one.gpus)
         found.append(one)
         cells = [
             cap(one.node.name),
@@ -355,13 +355,13 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
             str(sum(gpu.condition != Condition.OK for gpu in gpus)),
             str(sum(gpu.cordoned for gpu in gpus)),
             f"{sum(gpu.slices_held for gpu in gpus)}/{sum(gpu.slices for gpu in gpus)}",
-            gib(sum(gpu.promised_mib for gpu in gpus)),
+            f"{gib(sum(gpu.promised_mib for gpu in gpus), '')}/{gib(memory)}",
             gib(sum(gpu.free_mib for gpu in gpus)),
         ]
         rows.append(cells)
 
-    width = terminal_width(environ)
-    lines = [*table(_NODE_COLUMNS, rows, width), *wrapped(f"source: {source}", width)]
+    style = StatusStyle(terminal_width(environ), args.output == "wide")
+    lines = [*style.table(_NODE_COLUMNS, rows), *wrapped(f"source: {source}", style.width)]
     answer(args.output, "Nodes", found, lines, at=at, source=source)
     text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
     return fail("status", text, Exit.INCOMPLETE) if silent else Exit.OK

@@ -55,9 +55,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 
 
-def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def main(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
-    del environ
     return {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb](args)
 
 

@@ -39,8 +39,6 @@ from agent.setting import HOW, Field, ValueType, WrongValue, duration, text, tex
 
 # The XIDs of NVIDIA's catalog. Source: docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
 
-FELL_OFF_THE_BUS: Final = 79
-
 
 class XidClass(enum.StrEnum):
     """What an XID says about the GPU, not about the program that ran on it, as in settings.
@@ -99,14 +97,14 @@ _TABLE: Final[Mapping[XidClass, Mapping[str, tuple[int, ...]]]] = {
         "NVLink 5 error": (144, 145, 146, 149),
         "the driver wants another recovery action": (154,),
     },
-    # The restart that the catalog wants after 79 brings the GPU back on the bus: it was reset.
+    # 79 ends as soon as the GPU is back on the bus, which is a reset; see STRONGER.
     XidClass.NEEDS_RESET: {
         "GPU stopped processing": (46,),
         "double-bit ECC error": (48,),
         "internal micro-controller halted": (62,),
         "row remapping or page retirement failed": (64,),
         "NVLink error": (74,),
-        "the GPU has fallen off the bus": (FELL_OFF_THE_BUS,),
+        "the GPU has fallen off the bus": (79,),
         "uncontained memory error": (95,),
         "context switch timeout": (109,),
         "security fault": (110,),
@@ -138,6 +136,10 @@ _TABLE: Final[Mapping[XidClass, Mapping[str, tuple[int, ...]]]] = {
     },
 }
 
+STRONGER: Final = {79: Action.REBOOT}
+"""What a person should do, where that is more than the class needs: only a restart of the machine
+brings a GPU back on the bus."""
+
 _XIDS: Final = {
     number: (kind, name)
     for kind, names in _TABLE.items()
@@ -149,11 +151,6 @@ _XIDS: Final = {
 def xid_name(number: int) -> str:
     """The name of the XID."""
     return _XIDS.get(number, UNKNOWN)[1]
-
-
-def xid_label(number: int) -> str:
-    """The XID as a metric label: its number, or `other` outside 1 to 255."""
-    return str(number) if 0 < number < 256 else "other"
 
 
 # Settings for health: the agent's own, and the XID variables of HAMi's and NVIDIA's plugin.
@@ -438,10 +435,9 @@ def _on_event(health: Health, event: DriverEvent, now: Time, settings: HealthSet
         text = "uncorrectable memory error"
         found = verdict(Condition.BAD, now, Cause.ECC, "H-ECC", text, needs=Action.RESET)
     else:
-        # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
-        is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
-        action = Action.REBOOT if is_off else Action.WAIT
         condition, needs = CONSEQUENCES[kind]
+        # A class that the settings name says by itself what to do.
+        action = STRONGER.get(xid, Action.WAIT) if kind is xid_class(xid) else Action.WAIT
         told = partial(verdict, condition, now, Cause.XID, f"H-{xid:03d}", xid=xid)
         found = told(f"XID {xid}: {xid_name(xid)}", needs=needs, action=action)
 

@@ -298,7 +298,8 @@ class HealthWatch:
             # Every XID is counted, and the first of each number on a GPU is logged: a storm can
             # have 10,000 a second. The kernel's log has each.
             number = event.xid or 0
-            if self.xid_events.add(event.uuid or "unknown", judge.xid_label(number)) == 1:
+            label = str(number) if 0 < number < 256 else "other"
+            if self.xid_events.add(event.uuid or "unknown", label) == 1:
                 log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=judge.xid_name(number))
             if judge.xid_class(number, self._settings) is judge.XidClass.APPLICATION:
                 return  # a program's fault says nothing about the GPU

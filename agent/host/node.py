@@ -15,7 +15,6 @@ from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
 from agent.kubelet.door import listens
-from agent.node import PluginSocket
 
 # Reads which device names the CDI specifications of the host define.
 #
@@ -150,10 +149,8 @@ def write_failure(directory: Path) -> int:
     return 0 if os.access(directory, os.W_OK | os.X_OK) else errno.EACCES
 
 
-def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
-    """The sockets in the kubelet's directory except its own, which is named `kubelet`."""
+def foreign_plugins(directory: Path) -> list[str]:
+    """The sockets there with a name of HAMi's or NVIDIA's plugin on which a process listens."""
     with contextlib.suppress(OSError):
-        paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
-        found = ((str(path), listens(path)) for path in paths)
-        return tuple(PluginSocket(path, alive=alive) for path, alive in found if alive is not None)
-    return ()
+        return [str(path) for path in sorted(directory.glob("nvidia-*")) if listens(path)]
+    return []

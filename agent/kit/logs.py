@@ -72,8 +72,7 @@ class _Cleaner:
     def __init__(self, clean: Clean) -> None:
         self._clean = clean
 
-    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        del logger, method
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {
             key: self._trace(str(value)) if key == "exception" else self._fit(value, VALUE_LIMIT)
             for key, value in event.items()
@@ -103,14 +102,12 @@ class _Cleaner:
         )
 
 
-def _journal(logger: WrappedLogger, method: str, line: EventDict | str) -> str:
+def _journal(_logger: WrappedLogger, method: str, line: EventDict | str) -> str:
     """Put `<N>` before the line, which journald reads as its priority."""
-    del logger
     return f"<{_PRIORITY.get(method, 6)}>{str(line)[:MAX_LINE]}"
 
 
-def _text(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    del logger
+def _text(_logger: WrappedLogger, method: str, event: EventDict) -> str:
     stamp = str(event.pop("ts"))[11:19]
     name = event.pop("event")
     event.pop("level", None)

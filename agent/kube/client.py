@@ -396,6 +396,10 @@ class KubeSession:
         self._failures: tuple[type[Exception], ...] = (OSError, SettingsError)
         """What becomes an ApiError; TimeoutError is an OSError. The libraries are loaded late."""
         self._is_closed = False
+        self.skip: Callable[[str], None] = functools.lru_cache(REMEMBERED)(
+            lambda why: log.error("kube.object_skipped", err=why)
+        )
+        """Says once for each text that an object of a list or watch is left out."""
         self._lag = Lag()
         self._lock = asyncio.Lock()
         self._rooms = defaultdict[tuple[str, str], asyncio.Semaphore](
@@ -472,11 +476,18 @@ class KubeSession:
         Raises ApiError: no output in EXECUTION, more than BODY_LIMIT, or a server that refuses.
         """
         written = defaultdict[int, bytearray](bytearray)
+
+        async def require_upgrade(answer: "ClientResponse") -> None:
+            # The error that aiohttp raises has the status alone.
+            if answer.status != 101:
+                raise await self._refused(request, answer)
+
         with self._failures_of(request):
             access = await self.open()
             async with (
                 self._lag.within(EXECUTION),
-                self._http.ws_connect(
+                access.aiohttp.ClientSession(raise_for_status=require_upgrade) as http,
+                http.ws_connect(
                     access.configuration.host + request.path,
                     params=request.query,
                     headers=await self._identity(access),
@@ -525,9 +536,13 @@ class KubeSession:
 
         if answer.status // 100 == 2:
             return answer
+        raise await self._refused(request, answer)
+
+    async def _refused(self, request: ApiRequest, answer: "ClientResponse") -> ApiError:
+        """The error for an answer that is no success, with the server's words."""
         with contextlib.closing(answer):
             body = await self._body(request, answer, BODY_LIMIT)
-        raise refused(request.what, answer.status, body, answer.headers.get("Retry-After"))
+        return refused(request.what, answer.status, body, answer.headers.get("Retry-After"))
 
     async def _identity(self, access: Access) -> dict[str, str]:
         headers = {"User-Agent": f"{self._program}/{__version__}"}
@@ -599,6 +614,8 @@ MOST: Final = 500
 """Objects in an answer, as in kubectl. The agent's first request asks for all (0): servers 1.31 to
 1.33 answer that from their cache by the pods' node, and for a page read every pod of the cluster
 (kubernetes apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList)."""
+REMEMBERED: Final = 256
+"""Texts about objects that cannot be used, each of which is logged once."""
 FEWER: Final = 8
 """A list asks for this fraction of the objects after an answer that was too long."""
 LIST_LIMIT: Final = 1 << 30
@@ -627,7 +644,7 @@ async def fetch_list(
             limit = max(1, (limit or MOST) // FEWER)
             continue
 
-        meta, items = await aside(body, page, functools.partial(_read_items, read))
+        meta, items = await aside(body, page, functools.partial(_read_items, read, session.skip))
         objects += items
         version = version or meta.version
         if not meta.rest:
@@ -645,8 +662,24 @@ async def fetch_list(
             limit = min(limit * FEWER, MOST)
 
 
-def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[_ListMeta, list[T]]:
+def _read_items(
+    read: Callable[[Raw], T], skip: Callable[[str], None], body: Raw
+) -> tuple[_ListMeta, list[T]]:
     page = _read(_Page, body, "it is not a list of objects")
     if not page.metadata.version:
         raise MalformedText("the list has no resourceVersion")
-    return page.metadata, [read(item) for item in page.items or ()]
+
+    items, odd = list[T](), list[str]()
+    for raw in page.items or ():
+        try:
+            items.append(read(raw))
+        except MalformedText as error:
+            odd.append(str(error))
+
+    # One object must not hide the others. If none can be read, this is no such list: an empty one
+    # would mean that all pods are gone.
+    if odd and not items:
+        raise MalformedText(odd[0])
+    for text in odd:
+        skip(text)
+    return page.metadata, items

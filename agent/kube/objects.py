@@ -382,10 +382,15 @@ class KubeApi:
 
     def _change(self, kind: str, body: Raw) -> PodChange:
         """The change that one frame reports."""
+        obj = read_object(body)
+        change = PodChange(text_in(obj, "metadata", "resourceVersion"), deleted=kind == "DELETED")
         if kind == "BOOKMARK":
-            return PodChange(text_in(read_object(body), "metadata", "resourceVersion"))
-        pod = self._pod(body)
-        return PodChange(pod.resource_version, pod, deleted=kind == "DELETED")
+            return change
+        try:
+            return msgspec.structs.replace(change, pod=decode_pod(obj, self._resource))
+        except MalformedText as error:  # the watch would break here again and again
+            self._session.skip(str(error))
+            return msgspec.structs.replace(change, deleted=False)
 
 
 def read_node(body: Raw) -> NodeView:
@@ -437,7 +442,7 @@ class EventPoster:
         self._clock = clock
         self._pods = Allowance(PODS_BURST, PODS_REFILL)
         self._series_of = functools.lru_cache(REMEMBERED)(EventSeries)
-        self._allowance_of = functools.lru_cache(REMEMBERED)(_allowance_of)
+        self._allowance_of = functools.lru_cache(REMEMBERED)(lambda *_: Allowance(BURST, REFILL))
 
     async def post(self, event: NodeEvent) -> None:
         """Create or update the Event; only count a too frequent one. Raises ApiError."""
@@ -472,10 +477,6 @@ class EventPoster:
             await self._session.call(ApiRequest("patch", "events", path, (), change, MERGE_PATCH))
             return "update"
         return "create"
-
-
-def _allowance_of(_namespace: str, _name: str) -> Allowance:
-    return Allowance(BURST, REFILL)
 
 
 def event_name(event: NodeEvent, node: str) -> str:

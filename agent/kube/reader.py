@@ -46,7 +46,7 @@ from agent.kube.objects import (
     decode_pod,
     decode_quantity,
 )
-from agent.node import NodeSight, Right
+from agent.node import Right
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -65,7 +65,8 @@ class Taint(msgspec.Struct, frozen=True):
 class ClusterNode(msgspec.Struct, frozen=True):
     """A Node as the schedulers see it.
 
-    `annotations`: those of HAMi. `slices`: the allocatable ones.
+    `annotations`: those of HAMi. `slices`: the allocatable ones, of `capacity`. `written`: when an
+    agent last wrote the register annotation; None if it is not known.
     """
 
     name: str
@@ -74,6 +75,12 @@ class ClusterNode(msgspec.Struct, frozen=True):
     taints: tuple[Taint, ...] = ()
     is_closed: bool = False
     slices: int = 0
+    capacity: int = 0
+    written: dt.datetime | None = None
+
+    def age(self, now: dt.datetime) -> float | None:
+        """Seconds since an agent wrote the register annotation; None: not known."""
+        return None if self.written is None else (now - self.written).total_seconds()
 
 
 class PodEventView(msgspec.Struct, frozen=True):
@@ -165,14 +172,15 @@ SLICES: Final = "nvidia.com/gpu"
 _NOTED: Final = (REGISTER, SCORE, HANDSHAKE, MUTEX_LOCK, CORDON)
 
 
-def decode_parts(found: JsonObject) -> dict[str, dict[str, Any]]:
-    """An object's metadata, spec and status; a part that it lacks is empty."""
-    return {part: dict(inside(found, part)) for part in ("metadata", "spec", "status")}
-
-
-def decode_cluster_node(node: JsonObject) -> ClusterNode:
-    """Decode a Node."""
+def decode_cluster_node(node: JsonObject, resource: str = SLICES) -> ClusterNode:
+    """Decode a Node, whose slices have that name."""
     notes = texts_in(node, "metadata", "annotations")
+    writes = annotation_writes(inside(node, "metadata"))
+    ours = [time for key, writer, time in writes if (key, writer) == (REGISTER, WRITER)]
+    offered, had = (
+        max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
+        for part in ("allocatable", "capacity")
+    )
 
     return ClusterNode(
         name=text_in(node, "metadata", "name"),
@@ -183,7 +191,9 @@ def decode_cluster_node(node: JsonObject) -> ClusterNode:
             for taint in objects_in(node, "spec", "taints")
         ),
         is_closed=inside(node, "spec").get("unschedulable") is True,
-        slices=decode_quantity(text_in(node, "status", "allocatable", SLICES)) or 0,
+        slices=offered,
+        capacity=had,
+        written=decode_moment(max(ours, default="")),
     )
 
 
@@ -275,9 +285,10 @@ class ClusterReader:
         return tuple(items)
 
     async def pod(self, namespace: str, name: str) -> dict[str, dict[str, Any]]:
-        """Get one pod in its parts. Raises ApiNotFound, ApiError."""
+        """Get one pod: metadata, spec and status. Raises ApiNotFound, ApiError."""
         path = path_of("namespaces", namespace, "pods", name)
-        return decode_parts(await self._session.fetch(ApiRequest("get", "pods", path), read_object))
+        found = await self._session.fetch(ApiRequest("get", "pods", path), read_object)
+        return {part: dict(inside(found, part)) for part in ("metadata", "spec", "status")}
 
     async def node_object(self, name: str) -> JsonObject:
         """Get one Node. Raises ApiNotFound, ApiError."""
@@ -402,31 +413,15 @@ class NodeReader(ClusterReader):
         answer = await self._session.fetch(request, read_object)
         return inside(answer, "status").get("allowed") is True
 
-    async def get_sight(self, resource: str) -> NodeSight | None:
+    async def get_sight(self, resource: str) -> ClusterNode | None:
         """Get the Node; None: there is none."""
         try:
             node = await self.node_object(self._node)
         except ApiNotFound:
             return None
-        metadata = inside(node, "metadata")
-        if metadata.get("name") != self._node:
+        if text_in(node, "metadata", "name") != self._node:
             raise ApiError(f"get nodes {self._node}: the answer has no name, or another one")
-
-        writes = annotation_writes(metadata)
-        stamps = [time for key, writer, time in writes if (key, writer) == (REGISTER, WRITER)]
-        offered, had = (
-            max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
-            for part in ("allocatable", "capacity")
-        )
-
-        return NodeSight(
-            name=self._node,
-            labels=texts_in(metadata, "labels"),
-            annotations=texts_in(metadata, "annotations"),
-            allocatable=offered,
-            capacity=had,
-            written=decode_moment(max(stamps, default="")),
-        )
+        return decode_cluster_node(node, resource)
 
 
 def _read_degraded(body: Raw) -> tuple[NodeView, str]:

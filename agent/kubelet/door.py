@@ -103,6 +103,7 @@ def sweep(directory: Path, resource: str) -> None:
     stops late would delete its successor's file.
     """
     for path in directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock"):
+        # One that still has a server is removed by that server when it stops.
         if listens(path) is False:
             with contextlib.suppress(OSError):  # gone, or bind() says why
                 path.unlink()

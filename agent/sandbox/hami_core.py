@@ -1,7 +1,7 @@
 """A model of libvgpu.so, as far as the region of one container shows processes that use its GPUs.
 
 It writes the same bytes as HAMi-core's own code. How processes end, and how launches are held back,
-is left to the library itself (tests/host/test_hami_core.py).
+is not modelled.
 Source: HAMi-core src/multiprocess/multiprocess_memory_limit.c and
 multiprocess_utilization_watcher.c at the commit that HAMi 2.9.0 pins. Older libraries have other
 layouts, which agent/hami/region.py reads; files that they wrote are its vectors.

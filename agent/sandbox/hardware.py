@@ -18,7 +18,7 @@ import structlog
 from aiohttp import web
 
 from agent.errors import AgentError, PermissionFault, SettingsError, cap
-from agent.health.judge import FELL_OFF_THE_BUS, XidClass, xid_class
+from agent.health.judge import XidClass, xid_class
 from agent.model import (
     DriverEvent,
     EventKind,
@@ -250,7 +250,7 @@ class SimulatedHardware:
     def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number` and gets the state that follows from it."""
         state = self.find(name)
-        lost = state.lost or number == FELL_OFF_THE_BUS
+        lost = state.lost or number == 79  # it has fallen off the bus
         needs_reset = state.needs_reset or xid_class(number) is XidClass.NEEDS_RESET
         xids = (*state.xids, number)[-100:]
         state = self._put(state, lost=lost, needs_reset=needs_reset, xids=xids)

@@ -43,7 +43,7 @@ def refuse(errors: Iterable[str]) -> None:
     """Raise one SettingsError that names all errors, if there are any."""
     every = tuple(dict.fromkeys(errors))
     if every:
-        more = f" (and {len(every) - 1} more)" if len(every) > 1 else ""
+        more = f" (and {len(every) - 1} more: see `hami-agent config check`)" if every[1:] else ""
         raise SettingsError(f"{every[0]}{more}", every=every)
 
 

@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node: Annotated[str, Field("node.name", node_name,
         "Name of this Node in Kubernetes; if not set, the host name.", "--node-name",
         env=("NODE_NAME",))]
-    kubeconfig: Annotated[str | None, Field("node.kubeconfig", optional_text,
+    kubeconfig: Annotated[Path | None, Field("node.kubeconfig", optional_text,
         "Kubeconfig file; if not set, the pod's service account.", "--kubeconfig",
         env=("KUBECONFIG",))] = None
     device_config: Annotated[str, Field("files.deviceConfig", text,
@@ -109,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node_condition: Annotated[bool, Field("report.nodeCondition", boolean,
         "Write the Node's condition GpuDegraded.")] = False
     health: HealthSettings
-    nvml_library: Annotated[str | None, Field("driver.nvmlLibrary", optional_text,
+    nvml_library: Annotated[Path | None, Field("driver.nvmlLibrary", optional_text,
         "Path of libnvidia-ml.so.1.", "--nvml-library")] = None
     driver_root: Annotated[Path, Field("driver.root", path,
         "Directory with the layout of the host's /, searched first for the driver's library.",

@@ -8,7 +8,7 @@ from typing import Final
 
 import agent
 from agent.errors import cap
-from agent.health.judge import FELL_OFF_THE_BUS, xid_class, xid_name
+from agent.health.judge import STRONGER, xid_class, xid_name
 
 _ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
 _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
@@ -26,8 +26,7 @@ def runbook_text(name: str) -> str:
     if of_xid := re.fullmatch("(?:H-|XID ?)?([0-9]{1,5})", asked):
         number, text = int(of_xid[1]), known["H-NNN"][1].partition("\n")[2]
         title = f"{xid_name(number)}; class {xid_class(number)}"
-        # A return to the bus counts as its reset, and only a reboot brings that.
-        title += ": reboot the node" if number == FELL_OFF_THE_BUS else ""
+        title += f": {STRONGER[number]} the node" if number in STRONGER else ""
         text = f"H-{number:03} XID {number}: {title}\n{text}"
     if not text:
         said = f"the runbook has no entry {cap(name, 64)}"

@@ -25,7 +25,7 @@ from typing_extensions import override
 from agent.errors import PermissionFault, cap, host_port
 from agent.kit.tasks import Allowance
 from agent.model import ReaderPolicy
-from agent.node import STANDBY, Check, degraded, is_ready
+from agent.node import STANDBY, Check, is_ready
 from agent.status import StatusFacts, envelope, status_of
 from agent.web.page import HTML, POLICY, page_html
 from agent.web.runbook import runbook_text
@@ -233,7 +233,9 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
 
     status, verdict = (200, "passed") if is_ready(found) else (503, "failed")
     is_long, lines = status == 503 or "verbose" in request.query, []
-    for check in found if is_long else degraded(found):
+    for check in found:
+        if not is_long and (check.ok or check.required):
+            continue
         word = "[-]{} failed: {}" if check.required else "[!]{} degraded: {}"
         said = word.format(check.name, cap(check.text, REASON_LIMIT) or "no reason given")
         lines.append(f"[+]{check.name} ok" if check.ok else said)

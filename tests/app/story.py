@@ -7,8 +7,7 @@ the scheduler are models. After each story all troubles end, and nothing may be 
 import asyncio
 import contextlib
 import dataclasses
-import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from agent.allocate.match import UnlockedPods
 from agent.cluster import BIND_PHASE, MUTEX_LOCK
@@ -21,7 +20,7 @@ from tests.builders import NODE
 from tests.machine.agent_life import start_agent
 from tests.machine.pods import NAMESPACE, Shape
 from tests.machine.refusals import left_over
-from tests.machine.sides import VirtualClock, VirtualLoop
+from tests.machine.sides import VirtualClock, virtual
 from tests.machine.world import MachineWorld
 
 STEP = 0.02
@@ -184,12 +183,5 @@ async def a_story(
             living.cancel()
 
 
-def told(story: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
-    """A test that tells the story on a loop of its own, where seconds cost nothing."""
-
-    @functools.wraps(story)
-    def test(**given: object) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(story(**given))
-
-    return test
+told = virtual
+"""A test that tells the story on a loop of its own, where seconds cost nothing."""

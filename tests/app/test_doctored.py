@@ -182,6 +182,8 @@ async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged(
 
     assert [set(), {"P-PATHS"}, set()] == [wrong(each) for each in found.values()]
     assert [] == of(found[0o755], "P-NODE") + of(found[0o755], "P-RIGHTS")
+    (told,) = [one.advice for one in found[0o777] if one.verdict == "wrong"]
+    assert "chown 0 and chmod 0755" == told, "containers look into it"
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from aiohttp.test_utils import make_mocked_request
 from agent.app.agent import NodeAgent
 from agent.cluster import NodeEvent
 from agent.errors import Refusal, RefusalReason
-from agent.health.judge import FELL_OFF_THE_BUS
 from agent.model import Scan, slice_id
 from agent.node import Check
 from agent.sandbox.hardware import Description, SimulatedHardware
@@ -134,7 +133,7 @@ async def test_a_driver_that_hangs_for_ten_minutes_stops_allocations_after_the_l
 async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
     async with a_node() as node:
         node.hardware.hang(HANG)
-        node.hardware.xid("1", FELL_OFF_THE_BUS)
+        node.hardware.xid("1", 79)
         await asyncio.sleep(HANG + 15)
 
         assert [True, False] == healthy(node)
@@ -151,7 +150,7 @@ FELL = "the driver no longer reaches it (after XID 79); if this lasts, reboot th
     [
         (lambda hardware: hardware.lose("0"), "lost", LOST),
         (lambda hardware: hardware.refuse("0"), "bad", REFUSED),
-        (lambda hardware: hardware.xid("0", FELL_OFF_THE_BUS), "lost", FELL),
+        (lambda hardware: hardware.xid("0", 79), "lost", FELL),
     ],
 )
 async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condition, text):

@@ -200,7 +200,7 @@ async def _kubelet_sum(bed: RealBed) -> float:
     """Seconds that all Allocates took at the kubelet, by its own metrics."""
     cluster = bed.cluster
     url = f"https://127.0.0.1:{kubelet_port(cluster)}/metrics"
-    headers = {"Authorization": f"Bearer {cluster.plane.identities.tokens[ADMIN]}"}
+    headers = {"Authorization": f"Bearer {cluster.plane.tokens[ADMIN]}"}
     async with (
         aiohttp.ClientSession(headers=headers, raise_for_status=True) as session,
         session.get(url, ssl=False) as answer,  # it signs its own certificate

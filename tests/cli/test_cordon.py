@@ -97,18 +97,7 @@ async def test_without_an_api_server_it_says_so(tmp_path, capsys):
     async with a_world(tmp_path) as world:
         await world.begin_outage()
         assert 3 == await run(world, "cordon", "0")
-    words = ["cordon", "0", "--node", NODE]
-    environs = ({"KUBECONFIG": "/none"}, {"HOME": ""}, {"HOME": "/" + "x" * 300})
-    for environ in environs:
-        assert 3 == await asyncio.to_thread(dispatch, words, environ)
-    assert 2 == await asyncio.to_thread(dispatch, ["cordon", "a/b"], {})
-
-    outage, nowhere, none, no_path, no_gpu = capsys.readouterr().err.splitlines()
-    assert "no answer from the API server" in outage
-    assert "/none: cannot be read" in nowhere
-    assert "no kubeconfig: give --kubeconfig" in none
-    assert none == no_path
-    assert "'a/b' is not an index or a UUID" in no_gpu
+    assert "no answer from the API server" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("changes", "code"), [(1, 0), (4, 0), (5, 1)])

@@ -11,7 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from tests.fakes.explain_rig import CORDON, REGISTER, ExplainRig, a_gpu, explain_rig, report_of
+from agent.hami.annotations import encode_stamp
+from tests.fakes.explain_rig import (
+    CORDON,
+    EXPLAIN_RIGHTS,
+    REGISTER,
+    ExplainRig,
+    a_gpu,
+    explain_rig,
+    report_of,
+)
 
 pytestmark = pytest.mark.looptime(False)
 GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
@@ -63,6 +72,43 @@ def kept_out(rig: ExplainRig, node: Mapping[str, object], spec: Mapping[str, obj
     """kube-scheduler keeps the pod from the Node."""
     rig.node("n1", a_gpu("GPU-a"), spec=node)
     rig.submit("p", {GPU: 1, MEMORY: 1000}, spec=spec)
+
+
+def with_words(rig: ExplainRig, *, healthy: bool) -> None:
+    """Too little memory, and what the Node's agent says of its GPU."""
+    rig.node("n1", a_gpu("GPU-a", healthy=healthy))
+    rig.submit("p", {GPU: 1, MEMORY: 99_000})
+    event = {
+        "metadata": {"name": "e", "namespace": "default"},
+        "involvedObject": {"kind": "Node", "name": "n1"},
+        "reason": "GpuUnhealthy",
+        "message": "GPU 0: XID 48 [H-048]",
+        "source": {"component": "hami-agent"},
+        "lastTimestamp": encode_stamp(rig.now(-30)),
+    }
+    rig.store.create("events", event)
+
+
+def of_release_2_4(rig: ExplainRig) -> None:
+    """The pod that holds the GPU has no label."""
+    report = "GPU-a,10,16000,100,NVIDIA-Tesla T4,0,true:"
+    rig.node("n1", annotations={REGISTER: report}, slices=10)
+    rig.holder("held", "n1", "GPU-a", 15_000)
+    rig.edit_pod("held", {"metadata": {"labels": None}})
+    rig.submit("p", {GPU: 1, MEMORY: 2000})
+
+
+def unkept(rig: ExplainRig) -> None:
+    bound(rig)
+    rig.edit_pod("p", {"spec": {"runtimeClassName": "gvisor"}})
+
+
+def with_control_characters(rig: ExplainRig) -> None:
+    evil = "x\x1b[31mred\x07"
+    rig.node(f"n{evil}", a_gpu("GPU-a", type_name=f"NVIDIA-{evil}"))
+    marks = {"nvidia.com/use-gputype": evil + "z", "nvidia.com/use-gpuuuid": evil}
+    spec = {"containers": [{"name": evil, "resources": {"limits": {GPU: 1, MEMORY: 1}}}]}
+    rig.submit("p", {}, annotations=marks, spec=spec)
 
 
 REFUSED = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
@@ -135,11 +181,34 @@ CASES: dict[str, Arrange] = {
         rig.submit("p", {GPU: 1}, admitted=False),
         rig.event("p", "FailedScheduling", "0/1 nodes are available: 1 Insufficient gpu."),
     ),
+    "its agent says why": lambda rig: with_words(rig, healthy=False),
+    "a Node that offers all": lambda rig: with_words(rig, healthy=True),
+    "a pod that release 2.4 placed": of_release_2_4,
+    "control characters": with_control_characters,
+    "nothing keeps its limits": unkept,
+    "no such pod": lambda rig: rig.node("n1", a_gpu("GPU-a")),
+    **{
+        name: lambda rig: one_gpu(rig, {GPU: 1, MEMORY: 1000})
+        for name in ("the rights that the help names", "no rights")
+    },
+    **{
+        f"no right to list {resource}": lambda rig: one_gpu(rig, {GPU: 1, MEMORY: 1000})
+        for resource in ("nodes", "pods", "events", "resourcequotas")
+    },
 }
+RIGHTS = {
+    "the rights that the help names": EXPLAIN_RIGHTS,
+    "no rights": frozenset[tuple[str, str]](),
+    **{
+        f"no right to list {resource}": EXPLAIN_RIGHTS - {("list", resource)}
+        for resource in ("nodes", "pods", "events", "resourcequotas")
+    },
+}
+"""Whose they are has all rights otherwise."""
 TRIED = frozenset(
     {
         *("a wrong type", "missing memory", "exhausted cores", "a full GPU beside a cordoned one"),
-        *("a bad GPU", "a full quota"),
+        *("a bad GPU", "a full quota", "control characters"),
     }
 )
 """In these the scheduler's model has refused the pod before."""
@@ -155,7 +224,8 @@ async def told(rig: ExplainRig, name: str) -> str:
     text = re.sub(r"\d+ s ago", "some s ago", answer.out).replace(str(rig.kubeconfig), "KUBECONFIG")
     if name in TRIED:  # which of the scheduler's Events of one second is the last, is chance
         text = re.sub(r"last attempt some s ago: .*nodes.*", "last attempt some s ago", text)
-    return f"exit code {answer.code}\n{text}"
+    said = "".join(f"! {line}\n" for line in answer.err.splitlines())
+    return f"exit code {answer.code}\n{text}{said}"
 
 
 def golden() -> dict[str, str]:
@@ -165,8 +235,11 @@ def golden() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_the_gate_that_blocks_the_pod_is_named_with_what_would_place_it(rig, name):
-    assert golden()[name] == await told(rig, name)
+async def test_the_gate_that_blocks_the_pod_is_named_with_what_would_place_it(
+    tmp_path, capsys, name
+):
+    async with explain_rig(tmp_path, capsys, RIGHTS.get(name)) as rig:
+        assert golden()[name] == await told(rig, name)
 
 
 async def test_programs_get_the_figures_and_the_names_of_the_gates(rig):
@@ -229,15 +302,17 @@ class Printed:
     """Stands for pytest's capture where this file is a program."""
 
     def readouterr(self) -> tuple[str, str]:
-        text, sys.stdout = getattr(sys.stdout, "getvalue", str)(), io.StringIO()
-        return text, ""
+        text, said = (getattr(each, "getvalue", str)() for each in (sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+        return text, said
 
 
 async def write_golden() -> None:
     parts = []
     for name in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            async with explain_rig(Path(folder), cast("Any", Printed())) as rig:
+            capsys = cast("Any", Printed())
+            async with explain_rig(Path(folder), capsys, RIGHTS.get(name)) as rig:
                 parts.append(f"=== {name}\n{await told(rig, name)}")
     await asyncio.to_thread(GOLDEN.write_text, "".join(parts), encoding="utf-8")
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import shlex
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,64 +65,60 @@ async def run(words: str, path: Path) -> int:
     return await asyncio.to_thread(dispatch, [*shlex.split(words), "--socket", str(path)], {})
 
 
-THIRD = """\
-GPU 3 (GPU-3): it answered
-bad since 2026-09-01T12:00:00+00:00, not served
-XID 48: double-bit ECC error [H-048]
-needed: a reset of the GPU
-needed: 2 more passed probes
-"""
-SILENT = """\
-GPU 3 (GPU-3): it did not answer (no answer within 2 s)
-ok since 2026-09-01T12:00:00+00:00, served
-"""
-OTHER = """
-GPU 4 (GPU-4): it answered
-bad since 2026-09-01T12:00:00+00:00, {served}
-XID 48: double-bit ECC error [H-048]
-"""
-FREE = "GPU 3: released until `hami-agent recheck 3`\n"
-HELD = """\
-still held by pod ml/train-0: delete it first
-GPUs 3, 4: not free yet, but no new pod gets them; release again later
-"""
-OPEN = """\
-still open in the agent, which can be stopped for the work: a call has not come back
-GPU 3: not free yet, but no new pod gets it; release again later
-"""
-BOTH = "still held by pod ml/train-0: delete it first\n" + OPEN
-ALL_FREE = "GPUs 3, 4: released until `hami-agent recheck all`\n"
-SERVED_TEXT, NOT_SERVED = (OTHER.format(served=word) for word in ("served", "not served"))
-NO_INDEX = SILENT.replace("GPU 3", "GPU of unknown index")
-GOOD, NUMBERLESS = RECHECKED | SERVED, RECHECKED | SERVED | {"gpu": None}
-BOTH_GOOD, ONE_BAD = ({"gpus": [GOOD, FOURTH | {"serving": is_good}]} for is_good in (True, False))
+GOOD = RECHECKED | SERVED
 TWO_HELD = RELEASED | {"gpus": ["GPU-3", "GPU-4"], "labels": ["3", "4"], "heldBy": ["ml/train-0"]}
-TWO_FREE = TWO_HELD | {"heldBy": []}
 STILL_OPEN = RELEASED | {"released": False, "obstacle": "a call has not come back"}
-ANSWERS = [
-    ("recheck 3", RECHECKED, "3:recheck", 1, THIRD),
-    ("recheck 'a b'", GOOD, "a b:recheck", 0, SILENT),
-    ("recheck --was-reset GPU-3", NUMBERLESS, "GPU-3:was-reset", 0, NO_INDEX),
-    ("recheck all", BOTH_GOOD, "all:recheck", 0, SILENT + SERVED_TEXT),
-    ("recheck --was-reset all", ONE_BAD, "all:was-reset", 1, SILENT + NOT_SERVED),
-    ("recheck all", {"gpus": []}, "all:recheck", 1, "this node has no GPU\n"),
-    ("release 3", RELEASED, "3:release", 0, FREE),
-    ("release all", TWO_HELD, "all:release", 1, HELD),
-    ("release all", TWO_FREE, "all:release", 0, ALL_FREE),
-    ("release 3", STILL_OPEN, "3:release", 1, OPEN),
-    ("release 3", STILL_OPEN | {"heldBy": ["ml/train-0"]}, "3:release", 1, BOTH),
-]
+GOLDEN = Path("tests/golden/gpu-verbs.txt")
+CASES: dict[str, tuple[str, Mapping[str, Any] | str, int]] = {
+    "a bad GPU": ("recheck 3", RECHECKED, 200),
+    "a name with a space": ("recheck 'a b'", GOOD, 200),
+    "a GPU without an index": ("recheck --was-reset GPU-3", GOOD | {"gpu": None}, 200),
+    "all are served": ("recheck all", {"gpus": [GOOD, FOURTH | {"serving": True}]}, 200),
+    "one is not served": ("recheck --was-reset all", {"gpus": [GOOD, FOURTH]}, 200),
+    "no GPU": ("recheck all", {"gpus": []}, 200),
+    "a free GPU": ("release 3", RELEASED, 200),
+    "two GPUs that pods hold": ("release all", TWO_HELD, 200),
+    "two free GPUs": ("release all", TWO_HELD | {"heldBy": []}, 200),
+    "a call is open": ("release 3", STILL_OPEN, 200),
+    "a call is open and a pod holds it": ("release 3", STILL_OPEN | {"heldBy": ["ml/x"]}, 200),
+    **{
+        f"{what}: {verb}": (f"{verb} 9", answer, status)
+        for verb in ("recheck", "release")
+        for what, answer, status in (
+            ("unknown", "There is no GPU 9 here.", 404),
+            ("denied", "Only root may do this.", 403),
+            ("no answer of an agent", "{}", 200),
+            ("no data", '{"data": null}', 200),
+            ("nobody", "", 0),
+        )
+    },
+}
 
 
-@pytest.mark.parametrize(("words", "data", "asked", "code", "shown"), ANSWERS)
-async def test_the_answer_is_shown_and_has_its_exit_code(
-    tmp_path, capsys, words, data, asked, code, shown
-):
-    path = tmp_path / "s.sock"
-    async with an_agent(path, "Any", data) as paths:
-        assert code == await run(words, path)
+async def screen(name: str, path: Path) -> str:
+    """What is asked of the agent, and what is shown of its answer."""
+    words, given, status = CASES[name]
+    raw, data = (given, {}) if isinstance(given, str) else (None, given)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        async with contextlib.AsyncExitStack() as stack:
+            asked = list[str]()
+            if status:
+                asked = await stack.enter_async_context(an_agent(path, "Any", data, status, raw))
+            code = await run(words, path)
+    shown = f"{out.getvalue()}{err.getvalue()}".replace(str(path), "SOCKET")
+    return f"=== {name}: {words}\nasked {', '.join(asked)}\nexit {code}\n{shown}"
 
-    assert ([f"/api/v1/gpus/{asked}"], shown) == (paths, capsys.readouterr().out)
+
+def golden() -> str:
+    """All screens; each ends where the next begins."""
+    return f"{GOLDEN.read_text(encoding='utf-8')}==="
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_the_answer_is_shown_and_has_its_exit_code(name, tmp_path):
+    """`python -m tests.cli.test_gpu_verbs` writes the golden text."""
+    assert f"{await screen(name, tmp_path / 's.sock')}===" in golden()
 
 
 @pytest.mark.parametrize(
@@ -135,39 +133,10 @@ async def test_json_says_where_it_is_from(tmp_path, capsys, verb, data, code):
     assert (str(path), data) == (document["source"], document["data"])
 
 
-@pytest.mark.parametrize("verb", ["recheck", "release"])
-@pytest.mark.parametrize(
-    ("status", "raw", "code", "said"),
-    [
-        (404, "There is no GPU 9 here.", 4, "There is no GPU 9 here."),
-        (403, "Only root may do this.", 1, "Only root may do this."),
-        (200, "{}", 3, "did not answer as an agent"),
-        (200, '{"data": null}', 3, "did not answer as an agent"),
-        (None, None, 3, "is the agent running"),
-    ],
-)
-async def test_what_went_wrong_is_said_and_has_its_exit_code(
-    tmp_path, capsys, verb, status, raw, code, said
-):
-    path = tmp_path / "s.sock"
-    async with contextlib.AsyncExitStack() as stack:
-        if status is not None:
-            await stack.enter_async_context(an_agent(path, "Any", {}, status, raw))
-        assert code == await run(f"{verb} 9", path)
-
-    error = capsys.readouterr().err
-    assert error.startswith(f"hami-agent {verb}: ")
-    assert said in error
+async def written() -> str:
+    with tempfile.TemporaryDirectory() as place:
+        return "".join([await screen(name, Path(place, "s.sock")) for name in CASES])
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a:b", "x" * 65, "a\x1b[2J"])
-@pytest.mark.parametrize("verb", ["recheck", "release"])
-async def test_what_is_no_name_of_a_gpu_is_wrong_usage_and_nothing_is_asked(
-    tmp_path, capsys, verb, name
-):
-    path = tmp_path / "s.sock"
-    async with an_agent(path, "Any", {}) as asked:
-        assert 2 == await run(f"{verb} {shlex.quote(name)}", path)
-
-    assert [] == asked
-    assert "is not an index, a UUID or `all`" in capsys.readouterr().err
+if __name__ == "__main__":
+    GOLDEN.write_text(asyncio.run(written()), encoding="utf-8")

@@ -106,22 +106,3 @@ async def test_nobody_and_a_peer_that_is_no_hardware_are_exit_3(
     assert "at /run/hami-agent/simulate.sock" in by_default
     assert said in line
     server.close()
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["xid", "0", "--gpu", "1"],
-        ["xid", "nine", "--gpu", "1"],
-        ["xid", "79"],
-        ["hang", "-1"],
-        ["hang", "nan"],
-        ["hang", "soon"],
-        ["hang", "25h"],
-        ["explode"],
-        [],
-    ],
-)
-async def test_wrong_usage_is_exit_2(argv, capsys):
-    assert 2 == await run(*argv)
-    assert "; see `hami-agent simulate" in capsys.readouterr().err

@@ -1,48 +1,37 @@
 """`--node` of status and doctor: a node of the cluster, in its agent's pod or by its objects."""
 
+import asyncio
 import json
 import re
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from agent.cli.main import dispatch
 from agent.hami.annotations import encode_stamp
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
-from tests.fakes.explain_rig import a_gpu, explain_rig
+from tests.cli.test_explain import Printed
+from tests.fakes.explain_rig import REGISTER, ExplainRig, a_gpu, explain_rig
 
 pytestmark = pytest.mark.looptime(False)
 
+GOLDEN = Path("tests/golden/status-cluster.txt")
 READS = frozenset({("get", "nodes"), ("list", "nodes"), ("list", "pods")})
 
 
-async def test_without_an_agent_the_objects_say_who_holds_what(rig):
-    rig.node("a", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
-    rig.holder("train", "a", "GPU-1", mib=4096, cores=30)
-    rig.lock_node("a", "train")
-    found = await rig.run("status", "--node", "a")
-    listed = await rig.run("status", "--node", "a", "-o", "json")
-
-    assert 5 == found.code
-    assert "a  by its objects" in found.out
-    assert "lock  held by default/train for " in found.out
-    assert "GPU 1 bad: the Node's register annotation says that it is unhealthy" in found.out
-    assert "read the log of its device plugin" in " ".join(found.out.split())
-    assert "no pod of the agent is on the node a" in found.err
-    assert [("train", 4096, 30)] == [
-        (one["pod"], share["memoryMib"], share["cores"])
-        for one in listed.data["allocations"]
-        for share in one["shares"]
-    ]
-
-
-def tell(rig, node, number, reason, said, writer="hami-agent", ago=150):
+def tell(
+    rig: ExplainRig, reason: str, said: str, writer: str = "hami-agent", ago: float = 150
+) -> None:
     """Somebody posts an Event about the Node."""
     rig.store.create(
         "events",
         {
-            "metadata": {"name": f"a.{number}", "namespace": "default"},
-            "involvedObject": {"kind": "Node", "name": node},
+            "metadata": {"name": f"a.{rig.store.version}", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": "a"},
             "source": {"component": writer},
             "type": "Warning",
             "reason": reason,
@@ -57,101 +46,127 @@ CONDITION = (
     f"GPU 1 (GPU-2) is unmonitored: {RELEASED}; GPU 2 (GPU-3) is lost: it is silent [H-LOST]; "
     "GPU 3 (GPU-4) is lost: it is silent [H-LOST]"
 )
-EVENTS = (
-    ("GpuReleased", f"GPU 1 (GPU-2): {RELEASED}"),
-    ("GpuUnhealthy", "GPUs 2, 3: it is silent [H-LOST]"),
-    ("GpuRecovered", "GPUs 1, 2, 3: healthy again"),
-)
 
 
-@pytest.mark.parametrize("by", ["condition", "Events"])
-async def test_the_objects_of_the_node_say_what_is_wrong_with_its_gpus(rig, by):
-    conditions = [{"type": "GpuDegraded", "status": "True", "message": CONDITION}]
-    bad = [a_gpu(f"GPU-{n + 1}", n, healthy=False) for n in (1, 2, 3)]
-    more = {"conditions": conditions} if by == "condition" else {}
-    rig.node("a", a_gpu("GPU-1"), *bad, **more)
-    for number, (reason, said) in enumerate(EVENTS if by == "Events" else ()):
-        tell(rig, "a", number, reason, said)
-    found = await rig.run("status", "--node", "a")
-
-    text = " ".join(found.out.split())
-    assert f"GPU 1 released: {RELEASED}" in text
-    assert "GPUs 2, 3 lost: it is silent [H-LOST]" in text
-    table = "\n".join(found.out.split("\n")[2:6])
-    assert ["ok", "released", "LOST", "LOST"] == re.findall(r"\b(ok|released|LOST|BAD)\b", table)
+def well(rig: ExplainRig) -> None:
+    rig.node("a", a_gpu("GPU-1"))
 
 
-@pytest.mark.parametrize(("gone", "back"), [(60, 30), (30, 60)])
-async def test_the_last_event_about_a_gpu_says_what_is_to_be_done(rig, gone, back):
+def in_use(rig: ExplainRig) -> None:
+    rig.node("a", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
+    rig.holder("train", "a", "GPU-1", mib=4096, cores=30)
+    rig.lock_node("a", "train")
+
+
+def ill(rig: ExplainRig, **parts: Any) -> None:
+    rig.node("a", a_gpu("GPU-1"), *(a_gpu(f"GPU-{n + 1}", n, healthy=False) for n in (1, 2, 3)))
+    rig.store.update("nodes", "", "a", lambda node: node | {"status": node["status"] | parts})
+
+
+def ill_by_events(rig: ExplainRig) -> None:
+    ill(rig)
+    tell(rig, "GpuReleased", f"GPU 1 (GPU-2): {RELEASED}")
+    tell(rig, "GpuUnhealthy", "GPUs 2, 3: it is silent [H-LOST]")
+    tell(rig, "GpuRecovered", "GPUs 1, 2, 3: healthy again")
+
+
+def lost_and_back(rig: ExplainRig, gone: float, back: float) -> None:
     rig.node("a", a_gpu("GPU-1", healthy=False))
     lost = "GPU 0 (GPU-1): the driver no longer reaches it; reboot the node [H-LOST]"
-    rest = "GPU 0 (GPU-1): it was lost and is back; it is served again after the cool-down"
-    tell(rig, "a", 1, "GpuUnhealthy", lost, ago=gone)
-    tell(rig, "a", 2, "GpuUnhealthy", f"{rest} [H-LOST]", ago=back)
-    found = await rig.run("status", "--node", "a", "--objects", "--since", "1h")
-
-    notice = next(line for line in found.out.splitlines() if line.startswith("GPU 0 "))
-    is_back = back < gone
-    assert ("bad: it was lost and is back" if is_back else "LOST".lower()) in notice
-    assert ("reboot" in " ".join(found.out.partition("slices in use")[0].split())) != is_back
-    assert is_back == (found.out.index("is back") < found.out.rindex("reboot the node"))
+    rest = "GPU 0 (GPU-1): it was lost and is back; it is served again after its cool-down"
+    tell(rig, "GpuUnhealthy", lost, ago=gone)
+    tell(rig, "GpuUnhealthy", f"{rest} [H-LOST]", ago=back)
 
 
-async def test_a_gpu_that_cools_down_after_its_release_is_bad_and_not_released(rig):
+def was_released(rig: ExplainRig) -> None:
     rig.node("a", a_gpu("GPU-1", healthy=False))
     said = "it was unhealthy before it was released [H-RELEASED]"
-    tell(rig, "a", 1, "GpuUnhealthy", f"GPU 0 (GPU-1): {said}")
-    found = await rig.run("status", "--node", "a", "--objects")
-
-    assert f"GPU 0 bad: {said}" in found.out
+    tell(rig, "GpuUnhealthy", f"GPU 0 (GPU-1): {said}")
 
 
-async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(rig):
-    rig.node("a", a_gpu("GPU-1"))
-    found = await rig.run("status", "--node", "a", "--objects")
-
-    assert (0, "") == (found.code, found.err)
-    assert "source: objects of the API server by " in found.out
+def with_events(rig: ExplainRig) -> None:
+    well(rig)
+    for writer in ("hami-agent", "kubelet"):
+        tell(rig, "GpuUnhealthy", f"XID 79, says the {writer}", writer)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--since=1h", "--objects"], ["--by=pod", "--resource=r"], ["--since=1h", "--kubeconfig=k"]],
-)
-def test_what_the_list_of_nodes_cannot_say_is_refused(words, capsys):
-    assert 2 == dispatch(["status", *words], {})
-
-    option = words[1].partition("=")[0]
-    assert f"{option}: this lists the Nodes of a cluster; give --node" in capsys.readouterr().err
+def many(rig: ExplainRig) -> None:
+    rig.node("gpu-10", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
+    rig.node("gpu-9", a_gpu("GPU-3"), annotations={"hami.io/device-cordon": "GPU-3"})
+    rig.node("plain")
+    rig.node("odd", annotations={REGISTER: "[1]"})
+    rig.holder("train", "gpu-10", "GPU-1", mib=4096)
 
 
-async def test_a_cluster_that_is_named_is_listed_without_asking_an_agent(rig):
-    rig.node("a", a_gpu("GPU-1"))
-    found = await rig.run("status", "--kubeconfig", str(rig.kubeconfig), environ={})
+def nameless(rig: ExplainRig) -> None:
+    """A Node and a pod of which the server does not say the UID."""
+    many(rig)
+    rig.holder("other", "gpu-10", "GPU-1")
+    for kind, space, name in (("nodes", "", "gpu-9"), ("pods", "default", "other")):
+        rig.store.get(kind, space, name)["metadata"]["uid"] = ""
 
-    assert (0, "", True) == (found.code, found.err, "\na " in found.out)
-    assert f"source: API server by {rig.kubeconfig}" in found.out
+
+Arrange = Callable[[ExplainRig], object]
+SCREENS: dict[str, tuple[Arrange, str, frozenset[tuple[str, str]] | None]] = {
+    "without an agent": (in_use, "--node a", None),
+    "without an agent, who holds what": (in_use, "--node a --by pod", None),
+    "the condition says what is wrong": (
+        lambda rig: ill(
+            rig, conditions=[{"type": "GpuDegraded", "status": "True", "message": CONDITION}]
+        ),
+        "--node a",
+        None,
+    ),
+    "Events say what is wrong": (ill_by_events, "--node a", None),
+    "a GPU was lost and is back": (
+        lambda rig: lost_and_back(rig, 60, 30),
+        "--node a --objects --since 1h",
+        None,
+    ),
+    "a GPU was back and is lost": (
+        lambda rig: lost_and_back(rig, 30, 60),
+        "--node a --objects --since 1h",
+        None,
+    ),
+    "a released GPU cools down": (was_released, "--node a --objects", None),
+    "the objects on request": (well, "--node a --objects", None),
+    "what happened": (with_events, "--node a --since 1h", None),
+    "what happened in a minute": (with_events, "--node a --since 1m", None),
+    "no right to Events": (with_events, "--node a --since 1h", READS),
+    "no such Node": (well, "--node xyz", None),
+    "no right to the Node": (well, "--node a", READS - {("get", "nodes")}),
+    "a report that cannot be read": (many, "--node odd", None),
+    "the cluster": (many, "", None),
+    "the cluster of a kubeconfig": (many, "--kubeconfig KUBECONFIG", None),
+    "a kubeconfig that is not there": (well, "--node a --kubeconfig /none", None),
+    "objects without a name": (nameless, "", None),
+}
 
 
-@pytest.mark.parametrize(
-    ("rights", "node", "environ", "code", "said"),
-    [
-        (None, "gpu-a7", None, 4, "no Node gpu-a7\n"),
-        (None, "xyz", None, 4, "no Node xyz\n"),
-        (READS - {("get", "nodes")}, "gpu-a07", None, 3, "get nodes"),
-        (None, "gpu-a07", {}, 3, "no kubeconfig: give --kubeconfig"),
-        (None, "odd", None, 3, "the register annotation of odd cannot be read"),
-    ],
-)
-async def test_what_cannot_be_read_is_an_error_with_its_reason(
-    tmp_path, capsys, rights, node, environ, code, said
-):
-    async with explain_rig(tmp_path, capsys, rights) as rig:
-        rig.node("gpu-a07", a_gpu("GPU-1"))
-        rig.node("odd", annotations={"hami.io/node-nvidia-register": "[1]"})
-        found = await rig.run("status", "--node", node, environ=environ)
+async def screen(rig: ExplainRig, name: str) -> str:
+    """Exit code and text of one case, without what differs from run to run."""
+    arrange, words, _ = SCREENS[name]
+    arrange(rig)
+    where = str(rig.kubeconfig)
+    environ = {"COLUMNS": "9999"} | ({} if "--kubeconfig" in words else {"KUBECONFIG": where})
+    said = await rig.run(
+        "status", *shlex.split(words.replace("KUBECONFIG", where)), environ=environ
+    )
+    told = "".join(f"! {line}\n" for line in said.err.splitlines() if line.startswith("hami-agent"))
+    text = re.sub(r"\b\d+ s\b", "some s", f"{said.out}{told}").replace(where, "KUBECONFIG")
+    return f"exit code {said.code}\n{text}"
 
-    assert (code, "", True) == (found.code, found.out, said in found.err)
+
+def golden() -> dict[str, str]:
+    """What is said in each case. `python -m tests.cli.test_status_cluster` writes it."""
+    _, *parts = re.split("^=== (.*)\n", GOLDEN.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", SCREENS)
+async def test_what_objects_and_events_say_of_nodes_is_shown(name, tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys, SCREENS[name][2]) as rig:
+        assert golden()[name] == await screen(rig, name)
 
 
 KNOWN = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
@@ -178,8 +193,8 @@ async def test_the_agent_is_read_in_its_pod(rig, others):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (403, "no answer from the API server (403"),
-        (200, "no answer from the API server (200"),
+        (403, "the API server answered 403: forbidden"),
+        (200, "the API server answered 200: forbidden"),
         ("hami-agent status: no agent answers at /run/x", "no agent answers at /run/x"),
         (b"[]", "the answer is no Status"),
     ],
@@ -203,44 +218,6 @@ async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(rig):
 
     assert asked
     assert not any(one.path.endswith("/exec") for one in asked)
-
-
-async def test_without_the_agent_the_nodes_events_are_its_changes(rig, tmp_path, capsys):
-    rig.node("a", a_gpu("GPU-1"))
-    for number, writer in enumerate(("hami-agent", "kubelet")):
-        tell(rig, "a", number, "GpuUnhealthy", f"XID 79, says the {writer}", writer)
-    found = await rig.run("status", "--node", "a", "--since", "1h")
-    later = await rig.run("status", "--node", "a", "--since", "1m")
-    listed = await rig.run("status", "--node", "a", "-o", "json")
-
-    assert "changes:\n2 min ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
-    assert "refusals: not known, because no agent was read" in found.out
-    assert "kubelet" not in found.out
-    assert "changes: none" in later.out
-    assert [("GpuUnhealthy", True)] == [
-        (one["reason"], one["warning"]) for one in listed.data["changes"]
-    ]
-    async with explain_rig(tmp_path, capsys, READS) as blind:
-        blind.node("a", a_gpu("GPU-1"))
-        assert "changes: not known" in (await blind.run("status", "--node", "a", "--since=1h")).out
-
-
-async def test_on_a_workstation_the_nodes_are_listed(rig):
-    rig.node("gpu-10", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
-    rig.node("gpu-9", a_gpu("GPU-3"), annotations={"hami.io/device-cordon": "GPU-3"})
-    rig.node("plain")
-    rig.node("odd", annotations={"hami.io/node-nvidia-register": "[1]"})
-    rig.holder("train", "gpu-10", "GPU-1", mib=4096)
-    found = await rig.run("status")
-    listed = await rig.run("status", "-o", "json")
-
-    lines = [line.split() for line in found.out.splitlines()]
-    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "ALLOCATED", "FREE"] == lines[0]
-    assert [["gpu-9", "1", "0", "1"], ["gpu-10", "2", "1", "0"]] == [one[:4] for one in lines[1:3]]
-    assert ["1/20", "4.0", "GiB", "11.6", "GiB"] == lines[2][4:9]
-    assert ["odd", "?"] == lines[3][:2]
-    assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]
-    assert (5, True) == (found.code, "--node NAME reads one" in found.err)
 
 
 WRONG = {"id": "P-PATHS", "verdict": "wrong", "subject": "/x", "said": "is full", "means": "none"}
@@ -283,15 +260,14 @@ async def test_a_pod_behind_a_proxy_is_reached_through_it(rig):
     assert "/api/v1/namespaces/kube-system/pods/agent-x/exec" == asked[-1].path
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--node", "a", "--resource", "r"), "--resource-name: has no effect with --node"),
-        (("--node", "a", "--config", "/x"), "--config: has no effect with --node"),
-        (("--context", "c"), "--context: has no effect without --node"),
-    ],
-)
-def test_an_option_that_the_other_way_to_check_ignores_is_refused(words, said, capsys):
-    assert 2 == dispatch(["doctor", *words], {})
+async def write_golden() -> None:
+    parts = []
+    for name, (_, _, rights) in SCREENS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            async with explain_rig(Path(folder), cast("Any", Printed()), rights) as rig:
+                parts.append(f"=== {name}\n{await screen(rig, name)}")
+    await asyncio.to_thread(GOLDEN.write_text, "".join(parts), encoding="utf-8")
 
-    assert said in capsys.readouterr().err
+
+if __name__ == "__main__":
+    asyncio.run(write_golden())

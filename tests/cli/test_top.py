@@ -104,18 +104,3 @@ def test_without_an_agent_the_screen_is_left_as_it_is(on_screen, capfd):
     assert 3 == dispatch(WORDS, {})
     assert "" == screen.written()
     assert "nobody answers" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "there is no terminal: use `hami-agent status`"),
-        *(
-            (("--interval", text), "is not a number from 1 to 3600")
-            for text in ("0", "soon", "nan")
-        ),
-    ],
-)
-def test_what_is_no_interval_or_no_terminal_is_refused(words, said, capsys):
-    assert 2 == dispatch(["top", *words], {})
-    assert said in capsys.readouterr().err

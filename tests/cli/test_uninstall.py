@@ -208,29 +208,6 @@ async def test_regions_that_cannot_be_looked_at_are_told_and_stop_nothing(
 EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
 
 
-@pytest.mark.parametrize(
-    ("words", "environ", "code", "said"),
-    [
-        (["--all-nodes"], {}, 2, "go together"),
-        (["--all-nodes", "--namespace", "a"], {}, 2, "go together"),
-        (["--selector", "a=b"], {}, 2, "go together"),
-        (EVERYWHERE, {}, 3, "give --kubeconfig, set KUBECONFIG"),
-        ([*EVERYWHERE, "--kubeconfig", "/none"], {}, 3, "/none: cannot be read"),
-        # In a pod its own account comes before the variable.
-        (
-            EVERYWHERE,
-            {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "127.0.0.1"},
-            3,
-            "this is not a pod",
-        ),
-    ],
-)
-def test_what_all_nodes_need(words, environ, code, said, capsys):
-    assert code == dispatch(["uninstall", *words], environ)
-
-    assert said in capsys.readouterr().err
-
-
 @pytest_asyncio.fixture
 async def two(tmp_path: Path) -> AsyncIterator[ModelWorld]:
     """Two Nodes on which an agent wrote."""

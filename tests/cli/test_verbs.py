@@ -34,36 +34,6 @@ def test_no_verb_prints_the_help_and_is_a_usage_error(capsys):
     assert all(verb in out for verb in VERBS)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["dance"], "hami-agent: there is no verb dance; `hami-agent --help` lists all"),
-        (
-            ["run", "--splitcount", "3"],
-            "hami-agent run: unknown argument --splitcount 3; see `hami-agent run --help`",
-        ),
-        (
-            ["config", "show", "--colour=x"],
-            "hami-agent config: unknown argument --colour=x; see `hami-agent config --help`",
-        ),
-        (
-            ["config", "showw"],
-            "hami-agent config: argument ACTION: invalid choice: 'showw' (choose ",
-        ),
-        (["decode", "-o", "jsn"], "hami-agent decode: argument -o/--output: invalid choice: 'jsn"),
-        (
-            ["decode", "a", "b"],
-            "hami-agent decode: unknown argument b; see `hami-agent decode --help`",
-        ),
-    ],
-)
-def test_wrong_usage_is_one_sentence_of_the_verb_in_which_it_was_made(words, says, capsys):
-    assert dispatch(words, {}) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert says == line[: len(says)]
-    assert "--help`" in line
-
-
 @pytest.mark.parametrize("words", [["version"], ["config", "show"], ["config", "check"]])
 def test_json_is_asked_for_alike_everywhere(words, capsys):
     assert dispatch([*words, "-o", "table"], {}) == 0
@@ -74,6 +44,12 @@ def test_json_is_asked_for_alike_everywhere(words, capsys):
     assert ["apiVersion", "kind", "generatedAt", "data"] == list(document)
     assert dispatch([*words, "-o", "yaml"], {}) == 0
     assert document["data"] == yaml.safe_load(capsys.readouterr().out)["data"]
+
+
+def test_the_schema_of_the_settings_is_printed(capsys):
+    assert 0 == dispatch(["config", "schema"], {})
+    sharing = json.loads(capsys.readouterr().out)["properties"]["sharing"]
+    assert "splitCount" in sharing["properties"]
 
 
 def test_version_names_what_a_support_case_needs(capsys):

@@ -34,22 +34,18 @@ class ScriptedDriver:
         self.signs: dict[GpuUuid, GpuSigns] = {}
         self.unmonitored: dict[GpuUuid, str] = {}
         self.samples: dict[GpuUuid, GpuSample] = {}
-        self.scans = 0
         self.probes: list[GpuUuid] = []
         self.streams = 0
         self.listening = False
         """A stream of events is open."""
         self.opening = 0.0
         """Seconds that a stream of events takes to open."""
-        self.closed = False
         self.replaced: DriverError | None = None
         self.renewable = False
         """Another session can be begun once."""
         self.mended_by_renewal = False
         self.renewals = 0
         self.released: set[GpuUuid] = set()
-        self.released_everything = False
-        self.release_failure: AgentError | None = None
         self._events: asyncio.Queue[DriverEvent | AgentError | None] = asyncio.Queue()
 
     def report(self, *events: DriverEvent) -> None:
@@ -71,7 +67,6 @@ class ScriptedDriver:
 
     async def scan(self) -> Scan:
         await self._answer()
-        self.scans += 1
         return Scan(self.version, tuple(self.gpus), tuple(self.faults))
 
     async def probe(self, uuid: GpuUuid) -> Probe:
@@ -109,9 +104,6 @@ class ScriptedDriver:
             raise item
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        self.released_everything = everything
-        if self.release_failure is not None:
-            raise self.release_failure
         self.released |= set(uuids)
 
     def check(self) -> None:
@@ -129,7 +121,7 @@ class ScriptedDriver:
         return renewed
 
     async def close(self) -> None:
-        self.closed = True
+        """Nothing is open."""
 
     async def _answer_for(self, uuid: GpuUuid) -> None:
         """As a GPU does that is scripted to be so."""

@@ -121,7 +121,7 @@ class FakeSpecifications:
 class FakeHookDirs(HostHookDirs):
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
-    `hanging` names a call, `stuck` directories that cannot be removed.
+    `hanging` names a call.
     `cleared` is what clear() says, one after the other, `clears` how often it was asked.
     """
 
@@ -134,7 +134,6 @@ class FakeHookDirs(HostHookDirs):
         self.loadable = True
         self.preload: str | None = None
         self.hanging = ""
-        self.stuck: set[str] = set()
         self.clears = 0
         self.cleared = [Cleared()]
         self.set_aside = asyncio.Event()
@@ -168,8 +167,6 @@ class FakeHookDirs(HostHookDirs):
         await self._hang("remove")
         if self.failure is not None:
             raise self.failure
-        if name in self.stuck:
-            raise StateError(f"{name}: Device or resource busy")
         self.names.discard(name)
 
     async def clear(self) -> Cleared:

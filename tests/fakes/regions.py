@@ -41,14 +41,12 @@ class MemoryRegions(HostRegions):
 
     Texts of a StateError: `broken` for every call, `unread` for a read, `read_only` for a write.
     `unseen`: the readings of regions that are there and are not read. `hangs`: no call returns.
-    `refused`: directories that take no write, with the reason.
     """
 
     def __init__(self) -> None:
         self.readings: dict[str, RegionReading] = {}
         self.reads: list[tuple[str, ...]] = []
         self.writes: list[Mapping[str, RegionChange]] = []
-        self.refused: dict[str, str] = {}
         self.unseen: dict[str, RegionReading] = {}
         self.broken = ""
         self.read_only = ""
@@ -84,9 +82,7 @@ class MemoryRegions(HostRegions):
         failed = dict[str, str]()
         for name, change in changes.items():
             reading = self.readings.get(name, ABSENT)
-            if name in self.refused:
-                failed[name] = self.refused[name]
-            elif reading.region is None:
+            if reading.region is None:
                 failed[name] = reading.reason or f"the region is {reading.state}"
             else:
                 region = changed(reading.region, change)

@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 
 from typing_extensions import override
 
-from agent.hami.annotations import RegisteredGpu, encode_json
-from agent.model import GpuUuid
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
@@ -16,27 +14,11 @@ from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
-
-LOCK = "hami.io/mutex.lock"
-REGISTER = "hami.io/node-nvidia-register"
+from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu, report_of
 
 
 def register_of(*uuids: str, healthy: bool = True) -> str:
-    return encode_json(
-        [
-            RegisteredGpu(
-                uuid=GpuUuid(uuid),
-                index=index,
-                split_count=10,
-                registered_mib=16000,
-                core_percent=100,
-                type_name="NVIDIA-Tesla T4",
-                mode="hami-core",
-                healthy=healthy,
-            )
-            for index, uuid in enumerate(uuids)
-        ]
-    )
+    return report_of(*(a_gpu(uuid, index, healthy=healthy) for index, uuid in enumerate(uuids)))
 
 
 class FakeCluster:

@@ -1,5 +1,6 @@
 """Names, paths and sockets, as this host shows them."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -8,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.host import node as surroundings
-from agent.host.node import plugin_sockets, write_failure
+from agent.host.node import foreign_plugins, write_failure
 from agent.host.system import BOOT_ID, host_name, read_id
-from agent.node import PluginSocket
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -27,20 +27,17 @@ def test_why_nothing_can_be_written_is_told(tmp_path: Path, monkeypatch, code):
     assert code == write_failure(tmp_path)
 
 
-def test_a_socket_without_a_listener_is_dead_and_the_kubelets_is_passed_over(tmp_path: Path):
-    names = ("kubelet.sock", "nvidia-gpu.sock", "other.sock")
-    kubelet, theirs, other = (socket.socket(socket.AF_UNIX) for _ in names)
-    with kubelet, theirs, other:
-        for one, name in zip((kubelet, theirs, other), names, strict=True):
+def test_a_foreign_plugin_is_a_socket_of_its_name_with_a_listener(tmp_path: Path):
+    with contextlib.ExitStack() as opened:
+        for name in ("kubelet.sock", "nvidia-gpu.sock", "nvidia-dead.sock"):
+            one = opened.enter_context(socket.socket(socket.AF_UNIX))
             one.bind(str(tmp_path / name))
-        other.listen()
-        (tmp_path / "checkpoint").touch()
+            if "dead" not in name:
+                one.listen()
+        (tmp_path / "nvidia-file").touch()
 
-        assert (
-            PluginSocket(str(tmp_path / "nvidia-gpu.sock"), alive=False),
-            PluginSocket(str(tmp_path / "other.sock"), alive=True),
-        ) == plugin_sockets(tmp_path, "kubelet.sock")
-    assert () == plugin_sockets(tmp_path / "none", "kubelet.sock")
+        assert [str(tmp_path / "nvidia-gpu.sock")] == foreign_plugins(tmp_path)
+    assert [] == foreign_plugins(tmp_path / "none")
 
 
 def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):

@@ -286,8 +286,8 @@ async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
         seen = await NodeReader(world.session, NODE).get_sight(RESOURCE)
         other = await NodeReader(world.session, NODE).get_sight("other.com/gpu")
 
-    assert (12, 20) == (seen.allocatable, seen.capacity)
-    assert (0, 0) == (other.allocatable, other.capacity)
+    assert (12, 20) == (seen.slices, seen.capacity)
+    assert (0, 0) == (other.slices, other.capacity)
     assert NODE == seen.name
 
 

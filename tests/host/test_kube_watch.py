@@ -1,10 +1,12 @@
 """A watch ends, breaks, falls silent or talks nonsense: each is told apart."""
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
 import pytest
+import structlog
 from aiohttp import web
 
 from agent.errors import ApiError
@@ -121,7 +123,6 @@ async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
         (b'{"type":7,"object":{}}\n', "no type or no object"),
         (b'{"type":"A","object":7}\n', "not a JSON object"),
         (b'{"object":{}}\n', "no type or no object"),
-        (b'{"type":"ADDED","object":{}}\n', "pod without a name: metadata.uid"),
         (b'{"type":"ERROR","object":{"code":500,"message":"etcd"}}\n', "answered 500: etcd"),
     ],
 )
@@ -129,6 +130,34 @@ async def test_a_bad_frame_is_an_error(tmp_path: Path, frame: bytes, text: str):
     async with a_session(streaming(frame), tmp_path) as session:
         with pytest.raises(ApiError, match=text):
             await versions(pods_of(session))
+
+
+async def test_a_pod_without_a_name_is_said_once_and_costs_no_other_one(tmp_path: Path):
+    odd = {"metadata": {"uid": "u", "resourceVersion": "8"}}
+    well = {"metadata": {"uid": "v", "name": "v", "resourceVersion": "9"}}
+    frames = (json.dumps({"type": "ADDED", "object": one}).encode() + b"\n" for one in (odd, well))
+    frame, answers = b"".join(frames), [[odd, well], [odd, well], [odd]]
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await stream(request, frame)
+        found = {"metadata": {"resourceVersion": "7"}, "items": answers.pop(0)}
+        return web.json_response(found)
+
+    with structlog.testing.capture_logs() as logs:
+        async with a_session(answer, tmp_path) as session:
+            pods = pods_of(session)
+            lists = [[pod.name for pod in (await pods.list_pods()).pods] for _ in range(2)]
+            changes = [change async for change in pods.watch_pods("7")]
+            # As an empty list it would mean that every pod is gone.
+            with pytest.raises(ApiError, match=r"pod u: .* must both be texts"):
+                await pods.list_pods()
+
+    assert [["v"], ["v"]] == lists
+    assert [("7", None), ("8", None), ("9", "v")] == [
+        (change.resource_version, change.pod and change.pod.name) for change in changes
+    ]
+    assert 1 == sum(one["event"] == "kube.object_skipped" for one in logs)
 
 
 A_NODE = b'{"type":"ADDED","object":{"metadata":{"name":"n","uid":"u"}}}\n'

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL
 from agent.sandbox.store import Json
@@ -14,6 +15,7 @@ from tests.machine.playing import silence
 from tests.machine.refusals import wrong_in
 from tests.machine.sides import VirtualClock, VirtualLoop
 from tests.machine.site import MachineSite
+from tests.services.at_work import at_work
 
 SETTLES_WITHIN = 240.0
 """Seconds for all that was begun to come to its end: a burst of 30 with a slow queue takes most."""
@@ -70,9 +72,9 @@ async def _played(story: MachineStory, clock: VirtualClock, life: Life) -> ToldV
 
 async def _course(story: MachineStory, site: CalmSite) -> list[str]:
     """All deeds, and time for what comes of them. What was wrong, if anything was."""
-    async with _at_work(site.placer.run(), site.crowd_in(story.pace.crowd)):
+    async with at_work(site.placer.run, partial(site.crowd_in, story.pace.crowd)):
         await asyncio.sleep(REGISTER_INTERVAL + 1.0)  # then HAMi has seen the node's GPUs
-        async with _at_work(site.controllers.run()):
+        async with at_work(site.controllers.run):
             await _begin_all(story, site)
             await _settle(site)
         site.drop_unbound()
@@ -80,21 +82,6 @@ async def _course(story: MachineStory, site: CalmSite) -> list[str]:
             await asyncio.sleep(TAIL)
     site.judge.finish()
     return [*site.judge.breaches] or list(_left(site))
-
-
-@contextlib.asynccontextmanager
-async def _at_work(*activities: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """They go on meanwhile."""
-    tasks = [asyncio.get_running_loop().create_task(one) for one in activities]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.result()
 
 
 async def _begin_all(story: MachineStory, site: CalmSite) -> None:

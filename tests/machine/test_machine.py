@@ -7,7 +7,6 @@ five minutes later no pod, lock, row or effect may be left over.
 """
 
 import asyncio
-import datetime as dt
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -112,8 +111,6 @@ def test_days_of_pods_leave_no_object_more(many: Many) -> None:
 
 # Of which of the kubelet's panics the agent could have known when it answered.
 
-NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
-
 
 def breaches_after(*events: tuple[str, str]) -> list[str]:
     """What the audit notes when the kubelet does this; each event names a pod."""
@@ -121,7 +118,7 @@ def breaches_after(*events: tuple[str, str]) -> list[str]:
     kubelet: Any = SimpleNamespace(history=SimpleNamespace(listen=heard.append))
     audit = Audit(SimpleNamespace(), kubelet, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     for kind, pod in events:
-        heard[0](KubeletEvent(NOON, 0.0, kind, pod=pod, container="c"))  # type: ignore[arg-type]
+        heard[0](KubeletEvent(0.0, kind, pod=pod, container="c"))  # type: ignore[arg-type]
     return audit.breaches
 
 
@@ -160,28 +157,27 @@ def test_a_panic_after_an_answer_beside_another_question_is_the_agents(is_known,
 # They ask every few seconds, and in vain until all but one are deleted. They must not cost the pods
 # that come meanwhile their start, and none may get another's share.
 
-NEW = 30
+DEAD, NEW = 8, 30
 
 
 # A pod is refused if a dead container's call overtakes its own, or if it comes while one is under
-# way that began after the kubelet knew the pod. If each call beside it counted: 0, 4 and 7.
-@pytest.mark.timeout(240)  # half a minute of CPU alone; the machine may be busy
-@pytest.mark.parametrize(("dead", "seed", "most"), [(2, 1, 0), (8, 3, 1), (12, 4, 3)])
-def test_good_pods_that_come_meanwhile_run(dead: int, seed: int, most: int) -> None:
+# way that began after the kubelet knew the pod. If each call beside it counted: 4.
+@pytest.mark.timeout(240)  # some seconds of CPU alone; the machine may be busy
+def test_good_pods_that_come_meanwhile_run() -> None:
     ends = list[str]()
 
     async def history(world):
         world.set_split(10)
-        for number in range(dead):
+        for number in range(DEAD):
             uid = world.create(f"old-{number}", Shape((Box(mib=300 + number, cores=0),)))
             await world.scheduler.schedule(uid)
             await asyncio.sleep(1)
         await asyncio.sleep(60)
         await world.restart_kubelet(lose=True)
         await asyncio.sleep(120)
-        await world.end_containers(0, dead)
+        await world.end_containers(0, DEAD)
         await asyncio.sleep(30)
-        dice = random.Random(seed)  # noqa: S311 -- moments, no secrets
+        dice = random.Random(3)  # noqa: S311 -- moments, no secrets
         for number in range(NEW):
             await asyncio.sleep(dice.uniform(2, 9))
             uid = world.create(f"good-{number}", Shape((Box(mib=400 + number, cores=0),)))
@@ -194,5 +190,5 @@ def test_good_pods_that_come_meanwhile_run(dead: int, seed: int, most: int) -> N
     play_one(history)
 
     assert NEW == len(ends)
-    assert ends.count("Failed") <= most
+    assert ends.count("Failed") <= 1
     assert ends.count("Running") == NEW - ends.count("Failed")

@@ -21,7 +21,7 @@ from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, kept, open_cluster
 from tests.peers.lab.nodes import NodeUnderTest, ProbePlugin, RealNode, open_model_node
 from tests.peers.lab.placing import MODEL, Programs, Release, release_of
-from tests.peers.lab.requests import asked_beyond_rights
+from tests.peers.lab.running import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.table import Table, age_of
 from tests.released import released

@@ -16,8 +16,7 @@ from tests.peers.lab.grants import WHOLE, grants
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.placement import agent_stamps
 from tests.peers.lab.pods import PODS, a_container, a_pod, key, name_of, phase_of
-from tests.peers.lab.requests import of_pods, reads, refused, writes
-from tests.peers.lab.running import ACCOUNT
+from tests.peers.lab.running import ACCOUNT, of_pods, reads, refused, writes
 
 COUNT = 20
 CORES = 30

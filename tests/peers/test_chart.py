@@ -8,35 +8,30 @@ which the API server writes into the token. The policies are as helm renders the
 import asyncio
 import contextlib
 import json
-import os
 import shlex
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from agent import cluster as annotations
-from agent.cluster import GPU_DEGRADED
-from tests.chart.lab.helm import Helm
+from agent.cluster import GPU_DEGRADED, NodeEvent, PodUid
+from agent.kit.timing import SystemClock
+from agent.kube.objects import EventSeries, event_object
+from tests.chart.lab.helm import CHART, Helm
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.api import JSON_PATCH, STRATEGIC, RefusedError
+from tests.peers.lab.api import JSON_PATCH, STRATEGIC, Answer, Api, Object, RefusedError
 from tests.peers.lab.cluster import kept
-from tests.peers.lab.control import ADMIN, NODE, NODE_USER, counted
-from tests.peers.lab.guarded import (
-    IN_FORCE,
-    POLICIES,
-    an_event,
-    conditions,
-    create_missing,
-    open_guarded,
-    policies,
-    token_of,
-)
+from tests.peers.lab.control import ADMIN, NODE, ControlPlane, counted
 from tests.peers.lab.node_state import notes_of
-from tests.peers.lab.part import until_answer
+from tests.peers.lab.part import run_program, until_answer
 from tests.peers.lab.pods import a_container, a_pod
-from tests.peers.lab.requests import granted
-from tests.peers.lab.running import ACCOUNT, account_token
+from tests.peers.lab.running import ACCOUNT, account_token, granted
 from tests.peers.lab.servers import (
     EVENTS,
     NODE_PATH,
@@ -45,10 +40,129 @@ from tests.peers.lab.servers import (
     OTHER_POD,
     OWN_POD,
     PODS,
+    conditions,
     marks,
     plain_pod,
+    real_server,
 )
 from tests.shape.typed import told
+
+_ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
+_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
+_SYSTEM: Final = "namespaces/kube-system"
+ACCOUNTS: Final = f"/api/v1/{_SYSTEM}/serviceaccounts"
+POLICIES: Final = {
+    "ValidatingAdmissionPolicy": f"{_ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
+}
+_COLLECTIONS: Final = POLICIES | {
+    "ServiceAccount": ACCOUNTS,
+    "ClusterRole": f"{_RBAC}/clusterroles",
+    "ClusterRoleBinding": f"{_RBAC}/clusterrolebindings",
+    "Role": f"{_RBAC}/{_SYSTEM}/roles",
+    "RoleBinding": f"{_RBAC}/{_SYSTEM}/rolebindings",
+}
+JOB: Final = "hami-agent-uninstall"
+IN_FORCE: Final = 60.0
+"""Seconds until the server's own watch has brought it a policy: one or two on a quiet machine."""
+_VALUES: Final = (
+    *("namespaceOverride=kube-system", "image.repository=example/hami-agent"),
+    "config.report.nodeCondition=true",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """One API server with the policies in force."""
+
+    plane: ControlPlane
+    admin: Api
+    node: Api
+    agent: Api
+    """With the token of an agent's pod on node-a."""
+    unbound: Api
+    """With a token of the same account that names no pod."""
+    job: Api
+    """With the account of the Job after `helm uninstall`."""
+
+
+def policies() -> list[Object]:
+    """The policies and bindings of deploy/manifests."""
+    text = (SOURCE / "deploy" / "manifests" / "admission.yaml").read_text()
+    return [one for one in yaml.safe_load_all(text) if one["kind"] in POLICIES]
+
+
+async def create_missing(admin: Api, documents: Iterable[Object]) -> None:
+    """Create what is not there; a role that is there gets its rules."""
+    for document in documents:
+        path, name = _COLLECTIONS[document["kind"]], document["metadata"]["name"]
+        if name not in {one["metadata"]["name"] for one in (await admin.get(path))["items"]}:
+            await admin.create(path, document)
+        elif document["kind"] == "ClusterRole":
+            await admin.patch(f"{path}/{name}", {"rules": document["rules"]})
+
+
+async def token_of(
+    admin: Api, account: str, kind: str | None = None, obj: Object | None = None
+) -> str:
+    """A token of an account; with an object, one that ends with it and names its node."""
+    spec: Object = {"expirationSeconds": 3600}
+    if obj is not None:
+        about = {key: obj["metadata"][key] for key in ("name", "uid")}
+        spec["boundObjectRef"] = {"kind": kind, "apiVersion": "v1", **about}
+    review = await admin.create(f"{ACCOUNTS}/{account}/token", {"spec": spec})
+    token: str = review["status"]["token"]
+    return token
+
+
+def an_event(name: str, host: str, pod: str = OWN_POD) -> Object:
+    """An Event as the agent on a node writes it; without a pod, it is about the Node."""
+    about = ("default", pod, PodUid(pod)) if pod else ()
+    event = NodeEvent("Tried", "a test", False, *about)
+    found = event_object(EventSeries(event), host, SystemClock().now())
+    return {**found, "metadata": {"name": name, "namespace": "default"}}
+
+
+def _is_of_policy(answer: Answer) -> bool:
+    """Whether a policy refused: where a right is not known yet, the refusal is another one."""
+    return "ValidatingAdmissionPolicy" in answer.told[2]
+
+
+@contextlib.asynccontextmanager
+async def open_guarded(binaries: Path, helm: Helm) -> AsyncIterator[Guarded]:
+    """Returns once rights and policies are in force. Raises TimeoutError: they are not."""
+    objects = helm.told("hami-agent", CHART, _VALUES)
+    async with real_server(binaries) as server, contextlib.AsyncExitStack() as stack:
+        plane, admin = server.plane, server.admin
+        assert plane is not None
+        await create_missing(admin, (one for one in objects if one["kind"] in _COLLECTIONS))
+        pod = plain_pod("agent-of-node-a", NODE, namespace="kube-system")
+        pod["spec"]["serviceAccountName"] = "hami-agent"
+        made = await admin.create(f"/api/v1/{_SYSTEM}/pods", pod)
+        tokens = await token_of(admin, "hami-agent", "Pod", made), await token_of(admin, JOB)
+        agent, job = (plane.client(token) for token in tokens)
+        stack.push_async_callback(agent.close)
+        stack.push_async_callback(job.close)
+        for node in (NODE_PATH, f"{NODES}/{OTHER_NODE}"):
+            await admin.patch(f"{node}/status", conditions(("Ready", "True")), STRATEGIC)
+        asked: list[Callable[[], Awaitable[Answer]]] = [
+            lambda: agent.ask("PATCH", f"{NODES}/{OTHER_NODE}?dryRun=All", marks(seen="1")),
+            lambda: agent.ask("PATCH", f"{PODS}/{OTHER_POD}/status?dryRun=All", marks(seen="1")),
+            lambda: agent.ask("POST", f"{EVENTS}?dryRun=All", an_event("probe", OTHER_NODE)),
+            lambda: job.ask("PATCH", f"{NODES}/{OTHER_NODE}?dryRun=All", marks(seen="1")),
+            lambda: job.ask("PATCH", f"{NODE_PATH}/status?dryRun=All", marks(seen="1")),
+        ]
+        degraded = conditions(("GpuDegraded", "True"))
+
+        async def is_in_force() -> bool:
+            told = await agent.ask(
+                "PATCH", f"{NODE_PATH}/status?dryRun=All", degraded, kind=STRATEGIC
+            )
+            return told.code < 300 and all([_is_of_policy(await ask()) for ask in asked])
+
+        await until_answer(is_in_force, IN_FORCE, lambda: "the policies are not in force")
+        yield Guarded(plane, admin, server.node, agent, server.account, job)
+
 
 OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
 OTHER_PATH, STATUS = f"{NODES}/{OTHER_NODE}", f"{NODE_PATH}/status"
@@ -273,23 +387,6 @@ async def test_everybody_else_is_left_alone_and_the_job_may_nothing_else(guarded
 # What an uninstallation leaves on the Node: where no plugin serves, nothing of the agent's.
 
 
-async def uninstall(folder, *words):
-    """The program with its arguments, in a folder."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agent", *words),
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},
-    )
-
-
-async def said_by(process):
-    """The exit code, and what it said."""
-    said, _ = await process.communicate()
-    return process.returncode, said.decode()
-
-
 async def written(guarded, *paths):
     """What an agent leaves, on those Nodes."""
     notes = {annotations.REGISTER: "[]", annotations.SCORE: "[]", "hami-agent/a": "1", "kept": "1"}
@@ -307,31 +404,6 @@ async def left(guarded, *paths):
         found += [one for one in notes if one in REPORT or one.startswith("hami-agent/")]
         found += [one for one in kinds(node["status"]) if one == GPU_DEGRADED]
     return found
-
-
-async def test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other(guarded, tmp_path):
-    await written(guarded, NODE_PATH)
-    kubeconfig = f"--kubeconfig={guarded.plane.kubeconfig(NODE_USER)}"
-    here = ("uninstall", kubeconfig, "--run-dir", str(tmp_path), "--node-name")
-
-    code, said = await said_by(await uninstall(tmp_path, *here, NODE))
-    elsewhere, refused = await said_by(await uninstall(tmp_path, *here, OTHER_NODE))
-    again, nothing = await said_by(await uninstall(tmp_path, *here, NODE))
-
-    assert [] == await left(guarded, NODE_PATH)
-    assert (0, True) == (code, f"{NODE}: removed " in said), said
-    assert (1, True) == (elsewhere, "403" in refused), refused
-    assert (0, True) == (again, "nothing of the agent's was found" in nothing), nothing
-
-
-async def test_confined_as_the_job_is_the_verb_cleans_all_nodes(guarded, tmp_path):
-    await written(guarded, NODE_PATH, OTHER_PATH)
-
-    verb = await uninstall(tmp_path, *guarded.arguments, f"--kubeconfig={guarded.kubeconfig}")
-    code, said = await said_by(verb)
-
-    assert 0 == code, said
-    assert [] == await left(guarded, NODE_PATH, OTHER_PATH)
 
 
 async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end_the_account(
@@ -357,7 +429,9 @@ async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end
     await admin.create(SYSTEM_PODS, pod)
     mark = plane.audit.mark()
 
-    verb = await uninstall(tmp_path, *shlex.split(clean)[1:])
+    agent = (sys.executable, "-m", "agent", *shlex.split(clean)[1:])
+    here = run_program(*agent, environment={"PYTHONPATH": str(SOURCE)}, folder=tmp_path)
+    verb = asyncio.get_running_loop().create_task(here)
 
     async def has_asked_twice():
         return counted(plane.audit.since(mark, ADMIN, "hami-agent-uninstall"))["list pods"] > 1
@@ -365,16 +439,13 @@ async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end
     await until_answer(has_asked_twice, ENDS, lambda: "nobody waits for the agent's pod")
     assert before == await left(guarded, OTHER_PATH)
     await admin.delete(f"{SYSTEM_PODS}/hami-agent-x", grace=0)
-    code, said = await said_by(verb)
-    assert 0 == code, said
+    (await verb).succeeded()
     assert [] == await left(guarded, NODE_PATH, OTHER_PATH)
 
-    path = {"PATH": f"{binaries}:{os.defpath}", "HOME": str(tmp_path)}
     await guarded.job.get(NODES)
-    typed = await asyncio.create_subprocess_exec(
-        *shlex.split(revoke), env=path | {"KUBECONFIG": str(kubeconfig)}
-    )
-    assert 0 == await typed.wait()
+    kubectl, *words = shlex.split(revoke)
+    environment = {"HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig)}
+    (await run_program(str(binaries / kubectl), *words, environment=environment)).succeeded()
 
     async def is_powerless():
         asked = (("GET", NODES, None), ("PATCH", NODE_PATH, marks(**{"hami-agent/a": None})))

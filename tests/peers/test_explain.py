@@ -5,24 +5,114 @@ Then the first change that `explain` names is made, and the pod must run.
 """
 
 import contextlib
+import copy
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import pytest
 
 from agent import cluster as annotations
 from agent.sandbox.hardware_talk import HardwareRequest
-from tests.peers.lab.api import JSON_PATCH, RefusedError
+from tests.peers.lab.api import JSON_PATCH, Object, RefusedError
+from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE
 from tests.peers.lab.node_state import notes_of, registered_health
 from tests.peers.lab.part import until_answer
 from tests.peers.lab.placing import WITHIN
-from tests.peers.lab.pods import PODS, a_container, a_pod, stray
+from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, stray
 from tests.peers.lab.running import ACCOUNT
-from tests.peers.lab.verbs import as_advised
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = HardwareRequest("xid", "1", 79)
 pytestmark = pytest.mark.timeout(240)
+
+
+_REASONS: Final = re.compile(r"0/1 nodes are available: 1 (.+?)\.(?: |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What `explain` says of one pod."""
+
+    code: int
+    data: Mapping[str, Any]
+
+    @property
+    def blocked(self) -> tuple[str, str] | None:
+        """The gate that says no, with its reason; None if none does."""
+        shut = [one for one in self.data["gates"] if one["verdict"] == "blocked"]
+        return (shut[0]["name"], shut[0]["reason"]) if shut else None
+
+    @property
+    def changes(self) -> list[str]:
+        """What would place the pod, the smallest change first."""
+        return [one["said"] for one in self.data["changes"]]
+
+    @property
+    def reasons(self) -> set[str]:
+        """What keeps the pod off the Node that is told first, in HAMi's own words."""
+        return set(self.data["nodes"][0]["reason"].split(", "))
+
+    def gate(self, name: str) -> Mapping[str, Any]:
+        """One gate. Raises StopIteration: there is none of that name."""
+        found: Mapping[str, Any] = next(one for one in self.data["gates"] if one["name"] == name)
+        return found
+
+    def gpus(self) -> dict[int, str]:
+        """By index, the reason of each GPU of the Node that is told first."""
+        return {gpu["index"]: gpu["reason"] for gpu in self.data["nodes"][0]["gpus"]}
+
+
+# What `explain` advises, done: the pod after the change that it names.
+
+_DROP: Final = re.compile(r"drop the annotation (\S+)")
+_LESS: Final = re.compile(r"ask for at most ([\d,]+) .*?\((nvidia\.com/\w+)\)")
+
+
+def as_advised(pod: Object, said: str) -> Object:
+    """The pod after that change, under another name. Raises AssertionError: it names none."""
+    changed = copy.deepcopy(pod)
+    metadata, spec = changed["metadata"], changed["spec"]
+    metadata["name"] += "-again"
+    if dropped := _DROP.fullmatch(said):
+        del metadata["annotations"][dropped[1]]
+    elif less := _LESS.match(said):
+        spec["containers"][0]["resources"]["limits"][less[2]] = less[1].replace(",", "")
+    elif said.startswith("drop nodeSelector,"):
+        del spec["nodeSelector"]
+    else:
+        raise AssertionError(f"nothing to make of {said!r}")
+    return changed
+
+
+async def explain(cluster: Cluster, name: str) -> Explained:
+    """What `explain` says of a pod of the tests. Raises AssertionError: it cannot."""
+    answer = await cluster.verb("explain", f"{NAMESPACE}/{name}", "-o", "json")
+    return Explained(answer.code, answer.document["data"])
+
+
+def told_reasons(cluster: Cluster, name: str) -> set[str]:
+    """What HAMi's scheduler said last of the one Node, by the pod's condition.
+
+    Each is a reason of the Node, or one of its GPUs with how many of them it keeps out. An
+    Event of kube-scheduler may still have the text of an attempt before the last one.
+    """
+    conditions = cluster.status_of(name).get("conditions") or ()
+    texts = (one.get("message") or "" for one in conditions if one["type"] == "PodScheduled")
+    found = _REASONS.match(next(texts, ""))
+    return set(found[1].split(", ")) if found else set()
+
+
+async def until_reasons(cluster: Cluster, name: str, *reasons: str) -> None:
+    """Return once these are the reasons that were told last of a pod. Raises TimeoutError."""
+    try:
+        await cluster.pods.until(
+            lambda: set(reasons) == told_reasons(cluster, name), 40.0, f"{name} is not {reasons}"
+        )
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {cluster.status_of(name)}") from None
 
 
 def noted(pod, **notes):
@@ -72,9 +162,9 @@ async def test_what_no_gpu_has_is_named_as_the_scheduler_does_and_the_first_chan
     for reason, pod in wanted.items():
         name = pod["metadata"]["name"]
         await cluster.create(pod)
-        await cluster.until_reasons(name, reason)
+        await until_reasons(cluster, name, reason)
 
-        found = await cluster.explain(name)
+        found = await explain(cluster, name)
 
         gate = "placement", reason.removeprefix("8/8 ")
         assert (1, gate, {reason}) == (found.code, found.blocked, found.reasons)
@@ -83,8 +173,8 @@ async def test_what_no_gpu_has_is_named_as_the_scheduler_does_and_the_first_chan
     elsewhere = a_pod("elsewhere", a_container(cores=5), nodeSelector={"zone": "b"})
     await cluster.create(elsewhere)
     refused = "node(s) didn't match Pod's node affinity/selector"
-    await cluster.until_reasons("elsewhere", refused)
-    found = await cluster.explain("elsewhere")
+    await until_reasons(cluster, "elsewhere", refused)
+    found = await explain(cluster, "elsewhere")
     assert (1, ("placement", "E-NODE")) == (found.code, found.blocked)
     assert {"the pod's nodeSelector wants the label zone=b"} == found.reasons
     await runs_as_advised(cluster, elsewhere, found.changes[0])
@@ -96,15 +186,15 @@ async def test_a_quota_without_room_is_named_and_less_memory_fits_it(cluster, ag
     # Its quota comes after the review of the webhook, and before the scheduler may look.
     held = {**pod["spec"], "schedulingGates": [{"name": "peers.test/quota"}]}
     await cluster.create({**pod, "spec": held})
-    gated = await cluster.explain("greedy")
+    gated = await explain(cluster, "greedy")
     assert (1, ("admission", "E-GATED")) == (gated.code, gated.blocked)
     async with a_quota(cluster, {"limits.nvidia.com/gpumem": "10000"}):
         await until_denied(cluster, a_pod("probe", a_container(memory=3000, cores=5)))
         opened = [{"op": "remove", "path": "/spec/schedulingGates"}]
         await cluster.api.patch(f"{PODS}/greedy", opened, JSON_PATCH)
-        await cluster.until_reasons("greedy", "8/8 ResourceQuotaNotFit")
+        await until_reasons(cluster, "greedy", "8/8 ResourceQuotaNotFit")
 
-        found = await cluster.explain("greedy")
+        found = await explain(cluster, "greedy")
 
         assert (1, ("quota", "ResourceQuotaNotFit")) == (found.code, found.blocked)
         assert {"8/8 ResourceQuotaNotFit"} == found.reasons
@@ -155,13 +245,13 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
     await until_taken_in(cluster, sound)
     await cluster.create(a_pod("shut-out", a_container(cores=10)))
     reasons = {"1/8 CardCordoned", "1/8 CardNotHealth", "6/8 CardInsufficientCore"}
-    await cluster.until_reasons("shut-out", *reasons)
-    found = await cluster.explain("shut-out")
+    await until_reasons(cluster, "shut-out", *reasons)
+    found = await explain(cluster, "shut-out")
     assert (1, ("placement", "CardInsufficientCore")) == (found.code, found.blocked)
     assert reasons == found.reasons
     assert {0: "CardCordoned", 1: "CardNotHealth"}.items() <= found.gpus().items()
     assert f"uncordon the GPU {sound} of {NODE}" == found.changes[0]
-    held = await cluster.explain("resident")
+    held = await explain(cluster, "resident")
     assert (0, None, "CardNotHealth") == (held.code, held.blocked, held.gate("running")["reason"])
 
     opened = await cluster.verb("uncordon", "0", "--node", NODE)
@@ -202,7 +292,7 @@ async def test_of_pods_that_run_and_that_were_refused_is_told_what_agent_and_kub
     message = (await cluster.until_failed("stray"))["message"]
     (identifier,) = re.findall(r"\[(HA-\d{4})\]", message)
 
-    running, refused = await cluster.explain("pair"), await cluster.explain("stray")
+    running, refused = await explain(cluster, "pair"), await explain(cluster, "stray")
 
     assert (0, None) == (running.code, running.blocked)
     assert ["passed"] * 7 == [gate["verdict"] for gate in running.data["gates"]]

@@ -34,13 +34,14 @@ from tests.peers.lab.control import ADMIN, NODE, counted
 from tests.peers.lab.node import BUSYBOX_FILE, PASSWD, write_image
 from tests.peers.lab.node_state import NODE_PATH, notes_of
 from tests.peers.lab.nodes import ProbePlugin, processes
-from tests.peers.lab.part import status_of, until, until_answer, writable
+from tests.peers.lab.part import Ended, run_program, status_of, until, until_answer, writable
 from tests.peers.lab.placing import Programs, Release
 from tests.peers.lab.pods import PODS, a_container, key, lives, phase_of
 from tests.peers.lab.running import ACCOUNT
 from tests.released import released
 
 NAMESPACE: Final = "kube-system"
+IN: Final = (f"--namespace={NAMESPACE}",)
 RELEASE: Final = "hami-agent"
 IMAGE: Final = "localhost/hami-agent"
 NEXT: Final = f"{__version__}-next"
@@ -87,78 +88,13 @@ def values(release: Release) -> tuple[str, ...]:
     )
 
 
-# The programs of an operator, run as they run them: helm and kubectl, as the cluster's admin.
-
-_COMMAND_SECONDS: Final = 240.0
-"""Until a command is taken to hang; each has a deadline of its own below that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A program that has ended, and what it said, errors included."""
-
-    code: int
-    words: str
-
-
-class Commands:
-    """The two programs at one cluster; `tools` is the folder that tests/chart/build printed."""
-
-    def __init__(self, cluster: Cluster, tools: Path, binaries: Path) -> None:
-        self._root = cluster.root
-        self._tools = tools
-        self._binaries = binaries
-        self._kubeconfig = str(cluster.plane.kubeconfig(ADMIN))
-
-    async def helm(self, *arguments: str) -> str:
-        """What helm said. Raises AssertionError: it failed."""
-        return succeeded(await self.try_helm(*arguments))
-
-    async def try_helm(self, *arguments: str) -> Ended:
-        """How a helm ended."""
-        return await self._run(self._tools / "helm", *arguments)
-
-    async def kubectl(self, *arguments: str) -> str:
-        """What kubectl said. Raises AssertionError: it failed."""
-        return succeeded(await self.try_kubectl(*arguments))
-
-    async def try_kubectl(self, *arguments: str) -> Ended:
-        """How a kubectl ended."""
-        return await self._run(self._binaries / "kubectl", *arguments)
-
-    async def _run(self, program: Path, *arguments: str) -> Ended:
-        room = self._root / "home"
-        room.mkdir(exist_ok=True)
-        environment = {"HOME": str(room), "PATH": "/usr/bin:/bin", "KUBECONFIG": self._kubeconfig}
-        process = await asyncio.create_subprocess_exec(
-            *(str(program), *arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment,
-        )
-        try:
-            async with asyncio.timeout(_COMMAND_SECONDS):
-                words, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
-        return Ended(process.returncode or 0, words.decode(errors="replace"))
-
-
-def succeeded(ended: Ended) -> str:
-    """What it said. Raises AssertionError: it failed."""
-    assert ended.code == 0, ended.words
-    return ended.words
-
-
 @dataclass(eq=False, slots=True)
 class Site:
     """The cluster, its operator's commands, and all objects of the API that the chart makes."""
 
     cluster: Cluster
-    run: Commands
+    programs: Mapping[str, Path]
+    """helm and kubectl."""
     found: frozenset[str]
     """What was on the node before."""
 
@@ -176,42 +112,51 @@ class Site:
             if pod["metadata"].get("labels", {}).get("app.kubernetes.io/name") == RELEASE
         ]
 
-    async def install(self, *settings: str) -> None:
-        """`helm install` with the values of an operator, and these. Raises AssertionError."""
-        succeeded(await self.try_install(*settings))
+    async def attempt(self, program: str, *arguments: str) -> Ended:
+        """How a program ends that the cluster's admin runs."""
+        kubeconfig = str(self.cluster.plane.kubeconfig(ADMIN))
+        environment = {"HOME": str(self.cluster.root), "KUBECONFIG": kubeconfig}
+        return await run_program(str(self.programs[program]), *arguments, environment=environment)
+
+    async def do(self, program: str, *arguments: str) -> str:
+        """What it printed. Raises AssertionError: it failed."""
+        return (await self.attempt(program, *arguments)).succeeded()
 
     async def try_install(self, *settings: str) -> Ended:
-        """How such an installation ends."""
-        given = (*values(self.cluster.release), *settings)
-        return await self.run.try_helm("install", RELEASE, *self._chart(), *_given(given))
+        """How `helm install` ends with the values of an operator, and these."""
+        given = _given((*values(self.cluster.release), *settings))
+        return await self.attempt("helm", "install", RELEASE, str(CHART), *IN, *given)
 
-    async def upgrade(self, *settings: str) -> None:
-        """`helm upgrade --reset-then-reuse-values`. Raises AssertionError."""
-        succeeded(await self.try_upgrade(*settings))
+    async def install(self, *settings: str) -> None:
+        """The same. Raises AssertionError: it failed."""
+        (await self.try_install(*settings)).succeeded()
 
     async def try_upgrade(self, *settings: str) -> Ended:
         """How such an upgrade ends; flags of helm may be among the settings."""
-        return await self.run.try_helm(
-            "upgrade", RELEASE, *self._chart(), "--reset-then-reuse-values", *_given(settings)
-        )
+        reuse = "--reset-then-reuse-values"
+        given = (str(CHART), *IN, reuse, *_given(settings))
+        return await self.attempt("helm", "upgrade", RELEASE, *given)
+
+    async def upgrade(self, *settings: str) -> None:
+        """The same. Raises AssertionError: it failed."""
+        (await self.try_upgrade(*settings)).succeeded()
 
     async def rollback(self) -> None:
         """`helm rollback`. Raises AssertionError."""
-        await self.run.helm("rollback", RELEASE, f"--namespace={NAMESPACE}")
+        await self.do("helm", "rollback", RELEASE, *IN)
 
     async def uninstall(self) -> None:
         """`helm uninstall`. Raises AssertionError."""
-        await self.run.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}")
+        await self.do("helm", "uninstall", RELEASE, *IN)
 
     async def rollout(self, seconds: int) -> Ended:
         """How `kubectl rollout status` ends."""
-        where = (f"--namespace={NAMESPACE}", f"--timeout={seconds}s")
-        return await self.run.try_kubectl("rollout", "status", f"daemonset/{RELEASE}", *where)
+        which = (f"daemonset/{RELEASE}", *IN, f"--timeout={seconds}s")
+        return await self.attempt("kubectl", "rollout", "status", *which)
 
     async def is_installed(self) -> bool:
         """Whether the release is there."""
-        listed = await self.run.helm("list", f"--namespace={NAMESPACE}", "--short")
-        return RELEASE in listed.split()
+        return RELEASE in (await self.do("helm", "list", *IN, "--short")).split()
 
     async def have_installed(self) -> None:
         """Install it where it is not, and wait until it serves. Raises as both."""
@@ -234,9 +179,11 @@ class Site:
     async def objects(self) -> str:
         """The names of all objects that the chart, its hooks or helm have made."""
         kinds, label = ",".join(_KINDS), "--selector=app.kubernetes.io/part-of=hami-agent"
-        made = await self.run.kubectl("get", kinds, "--all-namespaces", "--output=name", label)
-        own = ("get", "secrets", f"--namespace={NAMESPACE}", "--output=name")
-        return made + await self.run.kubectl(*own, "--selector=owner=helm")
+        named = "--output=name"
+        made = await self.do("kubectl", "get", kinds, "--all-namespaces", named, label)
+        return made + await self.do(
+            "kubectl", "get", "secrets", *IN, named, "--selector=owner=helm"
+        )
 
     async def until_gone(self) -> None:
         """Return once no such object is left: some go after helm has ended. Raises TimeoutError."""
@@ -260,10 +207,6 @@ class Site:
         said = [line for one in files for line in one.read_text(errors="replace").splitlines()]
         return "\n".join(said[-lines:])
 
-    @staticmethod
-    def _chart() -> tuple[str, ...]:
-        return (str(CHART), f"--namespace={NAMESPACE}")
-
 
 @contextlib.asynccontextmanager
 async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIterator[Site]:
@@ -278,7 +221,8 @@ async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIter
         await cluster.runtime.tag(f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
         await cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"gpu": "on"}}})
         found = _entries(cluster) - {"/usr/local/vgpu"}
-        yield Site(cluster, Commands(cluster, tools, programs.folder), found)
+        both = {"helm": tools / "helm", "kubectl": programs.folder / "kubectl"}
+        yield Site(cluster, both, found)
 
 
 def _entries(cluster: Cluster) -> frozenset[str]:
@@ -394,8 +338,8 @@ async def test_the_plain_manifests_are_taken_by_the_api_server(site_of_module, t
         with tarfile.open(packed) as files:
             files.extractall(folder := tmp_path, filter="data")
 
-    taken = await site_of_module.run.kubectl(
-        "apply", "--dry-run=server", f"--filename={folder / 'manifests'}"
+    taken = await site_of_module.do(
+        "kubectl", "apply", "--dry-run=server", f"--filename={folder / 'manifests'}"
     )
 
     assert "daemonset.apps/hami-agent created (server dry run)" in taken
@@ -526,7 +470,7 @@ async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_
     # It has no program of the agent's, as an older image has no such verb.
     await site.upgrade("image.repository=peers.test/hami", "image.tag=v2.10.0")
 
-    ended = await site.run.try_helm("uninstall", "hami-agent", "--namespace=kube-system")
+    ended = await site.attempt("helm", "uninstall", "hami-agent", "--namespace=kube-system")
 
     assert (1, True) == (ended.code, "BackoffLimitExceeded" in ended.words), ended.words
     assert not await site.is_installed()
@@ -705,7 +649,7 @@ async def type_out(site, hami, words):
     if "rollout" in rest:
         rest.append(f"--timeout={SERVING:.0f}s")
     if "exec" not in rest:
-        await {"helm": site.run.helm, "kubectl": site.run.kubectl}[program](*rest)
+        await site.do(program, *rest)
 
 
 async def hami_alone(site, chart):
@@ -714,7 +658,7 @@ async def hami_alone(site, chart):
     nvidia = {"metadata": {"name": "nvidia"}, "handler": "runc"}
     await site.cluster.api.create("/apis/node.k8s.io/v1/runtimeclasses", nvidia)
     write_hami_chart(chart, hamis_plugin())
-    await site.run.helm("install", "hami", str(chart), f"--namespace={NAMESPACE}")
+    await site.do("helm", "install", "hami", str(chart), f"--namespace={NAMESPACE}")
     await until_phases(site.cluster, lambda: others(site.cluster), "Running")
     return chart
 
@@ -731,7 +675,7 @@ async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agen
     hami = await hami_alone(site, tmp_path / "hami")
     refused = await site.try_install()
     assert "HAMi's device plugin (DaemonSet hami-device-plugin) serves the same nodes" in (
-        refused.words
+        refused.errors
     )
     told = extra_args(cluster.release)
     looks, (serve, *wait, off, alone) = typed_in_the_document()

@@ -21,9 +21,8 @@ from tests.peers.lab.control import NODE_USER
 from tests.peers.lab.grants import ONLY_LEDGER
 from tests.peers.lab.part import because, until, until_answer
 from tests.peers.lab.placement import ALL_HEALTHY, REGISTERED, agent_said, wall
-from tests.peers.lab.pods import a_container, a_pod, is_up, key, lives, phase_of
-from tests.peers.lab.requests import refused
-from tests.peers.lab.running import ACCOUNT
+from tests.peers.lab.pods import PODS, a_container, a_pod, lives, phase_of
+from tests.peers.lab.running import ACCOUNT, refused
 from tests.peers.lab.table import FAR_STARTING
 
 # Times without an agent, and which rejections of pods belong into them.
@@ -148,25 +147,14 @@ class Stream:
             for place, gpus in enumerate(shape)
         ]
         created = wall()
-        await self.cluster.create(self.cluster.telling(a_pod(name, *containers)))
-        pod = await self._decided(name)
+        telling = self.cluster.telling(a_pod(name, *containers))
+        await self.cluster.reading.until_current()
+        pod = await self.cluster.decided(await self.cluster.api.create(PODS, telling))
         if phase_of(pod) == "Failed":
             await self._note_rejection(name, created, pod["status"])
         else:
             await self._look_inside(name)
         await self._end(name)
-
-    async def _decided(self, name: str) -> Object:
-        objects = self.cluster.pods.objects
-        await self.cluster.pods.until(
-            lambda: (
-                key(name) in objects
-                and (is_up(objects[key(name)]) or phase_of(objects[key(name)]) == "Failed")
-            ),
-            DECIDED_WITHIN,
-            f"{name} neither runs nor fails",
-        )
-        return objects[key(name)]
 
     async def _note_rejection(self, name: str, created: float, status: Object) -> None:
         at, taken = wall(), await self.cluster.until_taken_up(name, created)
@@ -405,5 +393,5 @@ NOT_EXPLAINED = (
         *((because(text), 11.0, 11.5, False) for text in NOT_EXPLAINED),
     ],
 )
-def test_what_nobody_answered_is_explained_and_nothing_else(message, taken, at, explained):
+async def test_what_nobody_answered_is_explained_and_nothing_else(message, taken, at, explained):
     assert explained == GAP.explains(Rejected("p", taken, at, message))

@@ -9,8 +9,7 @@ from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import counted
 from tests.peers.lab.grants import SETS, WHOLE, grants
 from tests.peers.lab.pods import PODS, a_container, a_pod, gpu_of, name_of, phase_of
-from tests.peers.lab.requests import of_pods, refused
-from tests.peers.lab.running import ACCOUNT
+from tests.peers.lab.running import ACCOUNT, of_pods, refused
 
 UNCONTROLLED = a_container(env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])
 SIDECAR = a_container("proxy", memory=1500, cores=5, restartPolicy="Always")

@@ -13,14 +13,8 @@ from tests.peers.lab.pods import a_container, a_pod, gpu_of
 
 pytestmark = pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
 
-BOUND = 2.0
-"""Seconds from a change to its effect; the agent spreads the writes of many nodes over one."""
-BACK_WITHIN = 90.0
-"""Seconds until an agent has tried again after tries in vain, each of them later."""
 SCHEDULED = 15.0
 """Seconds between two looks of HAMi's scheduler."""
-QUIET = 3.0
-"""Seconds in which a write that is one too many would be there."""
 LIST_BOUND = 1.0
 FELL_OFF = HardwareRequest("xid", "0", 79)
 
@@ -34,14 +28,9 @@ def write_settings(cluster, **entry):
     return path
 
 
-async def with_settings(cluster):
-    """An agent that reads the file."""
-    path = write_settings(cluster, devicesplitcount=10)
-    return await cluster.start_registered_agent("--nodeconfig", str(path))
-
-
 async def test_memory_beyond_a_gpus_own_can_be_had_once_it_is_scaled(cluster, table):
-    agent = await with_settings(cluster)
+    path = write_settings(cluster, devicesplitcount=10)
+    agent = await cluster.start_registered_agent("--nodeconfig", str(path))
     before = await cluster.run(cluster.a_telling_pod("before"))
     await cluster.until_settled(*before)
     lived = cluster.lives_of(before)

@@ -3,7 +3,6 @@
 There is no kubelet: what waits for a container is not typed here.
 """
 
-import asyncio
 import os
 import re
 import shlex
@@ -16,10 +15,9 @@ from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import STRATEGIC
 from tests.peers.lab.cluster import kept
 from tests.peers.lab.control import ADMIN, NODE
-from tests.peers.lab.guarded import conditions
 from tests.peers.lab.node_state import notes_of
-from tests.peers.lab.part import until_answer
-from tests.peers.lab.servers import NODE_PATH, marks, real_server
+from tests.peers.lab.part import run_program, until_answer
+from tests.peers.lab.servers import NODE_PATH, conditions, marks, real_server
 from tests.shape.typed import runs_of, told
 
 SYSTEM = "/api/v1/namespaces/kube-system"
@@ -45,17 +43,9 @@ def typed(server, binaries, tmp_path):
     }
 
     async def type_line(line):
-        shell = await asyncio.create_subprocess_exec(
-            *("/bin/bash", "-euo", "pipefail", "-c", line),
-            cwd=SOURCE,
-            env=environ,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(PATIENCE):
-            out, err = await shell.communicate()
-        assert 0 == shell.returncode, err.decode()
-        return out.decode()
+        shell = ("/bin/bash", "-euo", "pipefail", "-c", line)
+        ended = await run_program(*shell, environment=environ, within=PATIENCE, folder=SOURCE)
+        return ended.succeeded()
 
     return type_line
 

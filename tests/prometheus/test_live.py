@@ -83,7 +83,8 @@ async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: 
             {"metadata": metadata, "spec": {"containers": [wish]}}
         )
         assert admitted.admitted
-        await cluster.kubelet.until_running(a_pod_uid(1), "main")
+        running = cluster.kubelet.node.pods[a_pod_uid(1)].running
+        assert await cluster.until(lambda: "main" in running, 30.0)
         async with open_prometheus(tmp_path, own_job(target)) as prometheus:
             held = await prometheus.until(
                 "sum by (namespace, pod, container) (hami_agent_container_slices_allocated)"

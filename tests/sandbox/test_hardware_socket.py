@@ -74,6 +74,19 @@ async def test_a_listener_that_dies_with_news_unread_ends_nobody_elses_simulatio
             assert "1 GPUs" == (await ask(path, HardwareRequest("list"))).text
 
 
+async def test_the_end_of_a_session_ends_its_stream_of_events(driver):
+    opened = asyncio.Event()
+
+    async def close() -> None:
+        await opened.wait()
+        await driver.close()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(close())
+        with pytest.raises(DriverError, match="the driver session was closed"):
+            await first(driver.events(opened.set))
+
+
 async def test_hardware_that_is_not_there_is_a_missing_driver(path):
     driver = SimulatedDriver(path)
 

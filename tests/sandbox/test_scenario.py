@@ -10,7 +10,9 @@ from agent.ledger import Ledger, State
 from agent.model import GpuUuid
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hardware import described
-from agent.sandbox.kubelet.pods import KubeletEvent
+from agent.sandbox.kubelet import checkpoint
+from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry
+from agent.sandbox.kubelet.pods import KubeletAdmission, KubeletEvent, NodePod, read_pod
 from agent.sandbox.lab.child import may_drop
 from agent.sandbox.lab.cluster import Places, open_places
 from agent.sandbox.scenario.default import pod_requests
@@ -21,18 +23,20 @@ from agent.sandbox.scenario.stage import (
     DiskWatch,
     Moment,
     ScenarioRecord,
+    SumWatch,
     Wish,
     Workload,
 )
 from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
-from tests.builders import NOON, a_gpu, a_row
+from tests.builders import a_gpu, a_row
+from tests.fakes.chance import Seeded
 
 ROW = a_row()
 
 
 def answered(kind="allocated", ids=ROW.slice_ids):
-    return KubeletEvent(NOON, 0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
+    return KubeletEvent(0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,33 @@ def test_an_answer_whose_row_is_not_on_disk_is_told(tmp_path, rows, event, check
     disk.hear(event)
 
     assert (checks, problems) == (disk.checks, len(disk.problems))
+
+
+# The sum of all answers of a GPU.
+
+
+@pytest.mark.parametrize(
+    ("mib", "percent", "split_count", "problems"),
+    [(500, 50, 2, 0), (501, 50, 2, 1), (500, 51, 2, 1), (500, 50, 1, 1), ("x", 50, 2, 1)],
+)
+def test_a_gpu_that_is_oversold_is_told(places, mib, percent, split_count, problems):
+    """Two pods with the same limits on a GPU of 1,000 MiB."""
+    envs = {"NVIDIA_VISIBLE_DEVICES": FIRST, "CUDA_DEVICE_SM_LIMIT": str(percent)}
+    envs["CUDA_DEVICE_MEMORY_LIMIT_0"] = f"{mib}m"
+    entries, pods = [], {}
+    for uid in ("one", "two"):
+        answer = bytes(ContainerAllocateResponse(envs=envs))
+        entries.append(CheckpointEntry(uid, "main", "nvidia.com/gpu", {}, answer))
+        pod = {"metadata": {"name": uid, "uid": uid}, "spec": {"containers": [{"name": "main"}]}}
+        pods[uid] = NodePod(read_pod(pod), KubeletAdmission(admitted=True))
+    places.plugins.mkdir()
+    checkpoint.replace(places.plugins, Checkpoint(entries), Seeded())
+    node = SimpleNamespace(pods=pods)
+    cluster: Any = SimpleNamespace(places=places, kubelet=SimpleNamespace(node=node))
+    sums = SumWatch(cluster, {FIRST: a_gpu(uuid=FIRST, memory_mib=1000)}, split_count)
+    sums.hear(KubeletEvent(0.0, "admitted"))
+
+    assert (1, problems) == (sums.checks, len(sums.problems))
 
 
 # The scenario's own judgement: a container that has something else than was written is found.

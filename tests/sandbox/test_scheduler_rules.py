@@ -19,15 +19,8 @@ from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, LoopClock, ManualClock
-from tests.fakes.explain_rig import a_gpu
-from tests.fakes.scheduler_cluster import (
-    LOCK,
-    REGISTER,
-    FakeCluster,
-    RecordedCluster,
-    register_of,
-    scheduling,
-)
+from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu
+from tests.fakes.scheduler_cluster import FakeCluster, RecordedCluster, register_of, scheduling
 from tests.fakes.scheduler_vectors import build_pod
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")

@@ -140,9 +140,6 @@ async def a_desk(*pods: PodView, lock: str = "") -> AsyncIterator[SettlingDesk]:
         yield desk
 
 
-# Pods.
-
-
 async def test_a_pod_is_settled_with_one_patch_and_its_separators_stay():
     async with a_desk(POD) as desk:
         desk.answer(POD)
@@ -156,6 +153,9 @@ async def test_a_pod_is_settled_with_one_patch_and_its_separators_stay():
         await asyncio.sleep(3600)
 
         assert (1, {("settle-pod", "done"): 1}) == (desk.api.writes, desk.results)
+
+
+# Pods.
 
 
 async def test_a_pod_that_may_get_more_containers_is_settled_after_the_quiet_time():
@@ -188,26 +188,6 @@ async def test_a_pod_is_patched_once_at_a_time_and_once_for_two_containers_withi
         await asyncio.sleep(5)
 
         assert (writes, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
-
-
-@pytest.mark.parametrize("is_seen", [True, False])
-@pytest.mark.parametrize("successor", [None, placed(7, name=POD.name)], ids=["gone", "another"])
-async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_for_it(
-    successor, is_seen
-):
-    async with a_desk(POD) as desk:
-        desk.api.delete_pod(*POD.key)
-        if successor is not None:
-            desk.api.put_pod(successor)
-        if is_seen:
-            desk.see()
-
-        desk.answer(POD)
-        await asyncio.sleep(60)
-
-        assert (set() if is_seen else {("settle-pod", "failed")}) == set(desk.results)
-        if successor is not None:
-            assert successor.annotations == desk.annotations(successor)
 
 
 async def test_nothing_is_done_before_the_pods_are_known_and_an_answer_of_the_future_is_old():

@@ -24,15 +24,6 @@ class Size:
         return 100 * self.blank / max(self.lines, 1)
 
 
-BEFORE = {
-    "agent without sandbox and wire": Size(382, 44_198, 23_012, 13_787),
-    "agent": Size(494, 59_826, 31_534, 18_500),
-    "tests": Size(811, 111_581, 62_772, 29_938),
-}
-WORDS_BEFORE = 69_862
-"""What the totals were before the rooms were arranged by subject."""
-
-
 def size_of(paths: Iterable[Path]) -> Size:
     """The size of these files. A statement is every `ast.stmt` that is not a bare string."""
     size = Size()
@@ -67,7 +58,7 @@ def rooms() -> dict[str, list[Path]]:
 
 
 def totals() -> dict[str, Size]:
-    """The sizes to compare with BEFORE."""
+    """The sizes of the agent, of all of agent/, and of the tests."""
     by_room = rooms()
     own = [
         path for room in by_room.keys() - {"agent/sandbox", "agent/wire"} for path in by_room[room]
@@ -85,15 +76,15 @@ def words() -> int:
 
 
 def report() -> list[str]:
-    """A line for each room, then the totals, each with what it was before."""
+    """A line for each room, then the totals."""
     form = "{:<34}{:>6}{:>9}{:>12}{:>9}"
     lines = [form.format("room", "files", "lines", "statements", "blank")]
     for room, paths in sorted(rooms().items()):
         lines.append(_line(form, room, size_of(paths)))
     lines.append("")
     for name, size in totals().items():
-        lines += [_line(form, name, size), _line(form, "  before", BEFORE[name])]
-    lines.append(f"{'words of documents':<34}{words():>27,}\n{'  before':<34}{WORDS_BEFORE:>27,}")
+        lines.append(_line(form, name, size))
+    lines.append(f"{'words of documents':<34}{words():>27,}")
     return [
         *lines,
         "",

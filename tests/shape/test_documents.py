@@ -128,10 +128,13 @@ def commands(document: str) -> Iterator[tuple[str, str]]:
         yield from COMMAND.findall("".join(code))
 
 
-def test_a_make_target_that_is_told_of_exists():
-    for document in DOCUMENTS:
-        targets = set(TARGET.findall(tree.text("Makefile")))
+def test_a_make_target_that_is_told_of_or_a_step_exists():
+    targets = set(TARGET.findall(tree.text("Makefile")))
+    steps = " ".join(re.findall(r"^step (.+)$", tree.text(".ci/run"), re.MULTILINE)).split()
 
+    assert steps
+    assert set() == set(steps) - targets
+    for document in DOCUMENTS:
         assert set() == {word for tool, word in commands(document) if tool == "make"} - targets
 
 

@@ -21,6 +21,17 @@ from tests.systemd.lab.made import make_wheels, name
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "systemd.md"
 MEASURED: Final = pytest.StashKey[Table]()
+KEEP: Final = """
+copy() {
+  mkdir -p "$2"
+  for one in "$1"/*; do
+    [ ! -e "$one/.complete" ] || [ -e "$2/${one##*/}" ] || cp -a "$one" "$2"
+  done
+}
+copy /opt/hami-agent/versions /opt/kept
+copy /opt/kept /opt/hami-agent/versions
+"""
+"""Keeps each version that an install has made: its environment is most of an install's time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,6 +102,7 @@ async def bare(machine_of_session: BareMetal) -> BareMetal:
 async def node(machine_of_session: BareMetal) -> BareMetal:
     """The machine with the agent installed, its own settings alone, and not started."""
     await machine_of_session.clear()
+    await machine_of_session.machine.run("sh", "-ec", KEEP)
     said = await machine_of_session.install("--no-start", f"/src/dist/{name(__version__)}")
     assert 0 == said.code, said
     await machine_of_session.machine.run("systemctl", "daemon-reload")

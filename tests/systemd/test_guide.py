@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from agent import __version__
 from agent.cluster import REGISTER, SCORE
 from tests.systemd.lab.bare_metal import ROOT
@@ -27,6 +29,7 @@ async def lay_out(node, version):
     )
 
 
+@pytest.mark.timeout(900)
 async def test_all_commands_of_the_document_in_their_order(bare):
     look, install, daily, upgrade, uninstall = BLOCKS
     await bare.machine.run("sh", "-ec", f"mkdir -p /usr/local/bin; {SUDO}")

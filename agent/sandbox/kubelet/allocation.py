@@ -96,22 +96,6 @@ class DeviceRecords:
                     yield (uid, container), resource, record
 
 
-def merge(records: Iterable[DeviceRecord]) -> ContainerAllocateResponse:
-    """The answers of a container merged for the runtime: the first value of each key wins."""
-    whole = ContainerAllocateResponse()
-    for record in records:
-        answer = record.response
-        whole.envs = answer.envs | whole.envs
-        whole.annotations = answer.annotations | whole.annotations
-        paths = {mount.container_path for mount in whole.mounts}
-        whole.mounts += [m for m in answer.mounts if m.container_path not in paths]
-        paths = {node.container_path for node in whole.devices}
-        whole.devices += [d for d in answer.devices if d.container_path not in paths]
-        names = {name.name for name in whole.cdi_devices}
-        whole.cdi_devices += [d for d in answer.cdi_devices if d.name not in names]
-    return whole
-
-
 @dataclass(frozen=True, slots=True)
 class NodeResources:
     """The resources of one node status. A removed resource is shown as 0."""
@@ -303,11 +287,10 @@ class DeviceAllocator:
             reusable = container.kind == "init"
             current[resource] = before | record.ids if reusable else before - record.ids
 
-    async def start(self, pod: PodSpec, container: ContainerSpec) -> ContainerAllocateResponse:
+    async def start(self, pod: PodSpec, container: ContainerSpec) -> None:
         """Prepare the start of a container, as a pod worker: missing records, PreStartContainer.
 
-        Returns the merged answers of all resources of the container. Raises DeviceError: the
-        container has to wait; KubeletPanicError: as in `allocate`.
+        Raises DeviceError: the container has to wait; KubeletPanicError: as in `allocate`.
         """
         owner, needs_ids = (pod.uid, container.name), False
         for resource in shuffled(self._chance, container.limits):
@@ -318,11 +301,6 @@ class DeviceAllocator:
             needs_ids |= is_active and self._books.records.ids(owner, resource) is None
         if needs_ids:
             await self.allocate(pod, container)
-        return self.answers(owner)
-
-    def answers(self, owner: ContainerKey) -> ContainerAllocateResponse:
-        """The container's recorded answers, merged."""
-        return merge(self._books.records.of_container(owner).values())
 
     async def _pre_start(self, owner: ContainerKey, resource: str) -> None:
         endpoint = self._books.endpoints.get(resource)
@@ -451,9 +429,8 @@ class Admitter:
         self._seen.note("admitting", pod=pod.uid)
         refusal = await self._allocate(pod) or self._predicate(pod)
         if refusal is None:
-            answers = {c.name: self._allocator.answers((pod.uid, c.name)) for c in pod.containers}
             self._seen.note("admitted", pod=pod.uid)
-            return KubeletAdmission(admitted=True, containers=answers)
+            return KubeletAdmission(admitted=True)
         del self.active[pod.uid]
         reason, text = refusal
         message = f"Pod was rejected: {text}"

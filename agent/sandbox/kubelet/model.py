@@ -345,7 +345,7 @@ class KubeletModel:
         timings: Timings = _MACHINE_TIMINGS,
     ) -> None:
         self.node: Final = KubeletNode()
-        self.history: Final = KubeletLog(clock)
+        self.history: Final = KubeletLog()
         self._directories = directory, pod_resources_dir
         self.clock: Final = clock
         self.random: Final = random
@@ -450,15 +450,6 @@ class KubeletModel:
         self.node.pods[uid].running.discard(container)
         if self._life is not None and self.is_up:
             self._life.submit_death(uid)
-
-    async def until_running(self, uid: str, container: str) -> None:
-        """Wait until the kubelet runs the pod's container. The caller sets the deadline."""
-
-        def runs() -> bool:
-            pod = self.pod(uid)
-            return pod is not None and container in pod.running
-
-        await self.history.until(runs)
 
     def pod(self, uid: str) -> NodePod | None:
         """The pod as the node knows it."""

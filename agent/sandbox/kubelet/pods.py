@@ -1,7 +1,6 @@
 """The node's pods as the kubelet reads and runs them, and the log of what it does with them."""
 
 import asyncio
-import datetime as dt
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agent.kube.objects import decode_whole
-from agent.ports import Clock
 from agent.sandbox.store import Json
-from agent.wire.v1beta1 import ContainerAllocateResponse
 
 ContainerKind = Literal["init", "sidecar", "app"]
 """`init` ends before the next one starts; a `sidecar` is an init container that keeps running."""
@@ -97,12 +94,11 @@ def _read_container(container: Json, *, is_init: bool) -> ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class KubeletAdmission:
-    """The kubelet's verdict on a pod; `containers` are the merged answers of its plugins."""
+    """The kubelet's verdict on a pod."""
 
     admitted: bool
     reason: str = ""
     message: str = ""
-    containers: Mapping[str, ContainerAllocateResponse] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -217,7 +213,6 @@ SeenKind = Literal[
 class KubeletEvent:
     """One event. `elapsed`: loop time in seconds; `ids`: the request; `text`: the answer."""
 
-    at: dt.datetime
     elapsed: float
     kind: SeenKind
     resource: str = ""
@@ -230,8 +225,7 @@ class KubeletEvent:
 class KubeletLog:
     """The last `limit` events, oldest first. It survives restarts of the kubelet."""
 
-    def __init__(self, clock: Clock, limit: int = 10_000) -> None:
-        self._clock = clock
+    def __init__(self, limit: int = 10_000) -> None:
         self._events: deque[KubeletEvent] = deque(maxlen=limit)
         self._waiters: list[asyncio.Future[None]] = []
         self._listeners: list[Callable[[KubeletEvent], None]] = []
@@ -248,9 +242,7 @@ class KubeletLog:
     ) -> None:
         """Add an event, call the listeners and wake all waiters."""
         elapsed = asyncio.get_running_loop().time()
-        event = KubeletEvent(
-            self._clock.now(), elapsed, kind, resource, pod, container, tuple(ids), text
-        )
+        event = KubeletEvent(elapsed, kind, resource, pod, container, tuple(ids), text)
         self._events.append(event)
         for listener in self._listeners:
             listener(event)

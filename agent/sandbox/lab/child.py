@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import agent
 
@@ -47,24 +47,20 @@ class LogLine:
 
 
 class AgentLog:
-    """The last lines of the agents of one sandbox. Calls `heard` after each line."""
+    """The last lines of the agents of one sandbox; the file at `path` has all of them.
 
-    def __init__(self, heard: Callable[[], None]) -> None:
+    Calls `heard` after each line. Raises OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, heard: Callable[[], None]) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._lasting: list[LogLine] = []
         self._heard = heard
-        self._copy: TextIO | None = None
+        self._file = path.open("w", encoding="utf-8", buffering=1)
 
-    @contextlib.contextmanager
-    def copied(self, path: Path) -> Iterator[None]:
-        """Write the kept lines, and new ones while the block lasts, to a file. Raises OSError."""
-        with path.open("w", encoding="utf-8", buffering=1) as copy:
-            copy.writelines(f"{line.text}\n" for line in self._lines)
-            self._copy = copy
-            try:
-                yield
-            finally:
-                self._copy = None
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def add(self, pid: int, line: bytes) -> None:
         """Keep one line."""
@@ -76,8 +72,7 @@ class AgentLog:
         self._lines.append(told)
         if told.event == LASTING:
             self._lasting.append(told)
-        if self._copy is not None:
-            self._copy.write(f"{text}\n")
+        self._file.write(f"{text}\n")
         self._heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:

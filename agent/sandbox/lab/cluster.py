@@ -51,7 +51,7 @@ class Places:
         self.kubeconfig = root / "kubeconfig"
         """The one with the agent's identity."""
         self.log = root / "agent.log"
-        """The agents' log, while a sandbox stays up."""
+        """The agents' log."""
         self.config = root / "config.yaml"
         """The agent's settings file; absent unless a person or test writes it."""
         self.hook = root / "hook"
@@ -344,6 +344,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
         await kubelet.start()
         stack.push_async_callback(kubelet.kill)
 
+        log = stack.enter_context(contextlib.closing(AgentLog(places.log, pulse.beat)))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         scheduler = SchedulerModel(store, clock, chance, settings=options.scheduler, eager=True)
         loop = KubeletPodLoop(kubelet, store, NODE, eager=True)
@@ -358,7 +359,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
             api=api,
             kubelet=kubelet,
             cgroups=cgroups,
-            log=AgentLog(pulse.beat),
+            log=log,
             admin_token=admin,
         )
         try:

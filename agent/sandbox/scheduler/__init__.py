@@ -11,8 +11,8 @@ agent's memory.
 - No verb has a deadline. kube-scheduler gives up after 30 s while HAMi continues.
 - Tests compare it with what HAMi's own code answered, including reasons, scores and texts.
 
-Not modelled: MIG, other vendors, pod groups, earlier releases, the policy topology-aware, and the
-tenth and later Event of one reason, which client-go combines. A burst is placed faster
-than on a real cluster: in 35 s instead of the recorded 50 s, in which the last pod waited for its
-back-off.
+Not modelled: MIG, other vendors, pod groups, earlier releases, the policies topology-aware and
+numa, weights of the score, and the tenth and later Event of one reason, which client-go combines. A
+burst is placed faster than on a real cluster: in 35 s instead of the recorded 50 s, in which the
+last pod waited for its back-off.
 """

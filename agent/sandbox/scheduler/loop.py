@@ -86,7 +86,7 @@ class SchedulerModel:
         held: dict[str, Json] = {}
         while True:
             for _ in ("list", "watch"):
-                await self._hami.queue.turn()
+                await self._hami.turn()
             present = {item["metadata"]["uid"] for item in self._store.select(resource)}
             for uid in held.keys() - present:  # deleted while no watch was open
                 await self._see(resource, "DELETED", held.pop(uid))

@@ -1,6 +1,6 @@
 """The scheduler's values: GPUs, their use, nodes, and what pods ask for."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -221,8 +221,20 @@ class Steering:
         return self.avoid_uuids is None or gpu.uuid not in self.avoid_uuids
 
     def order(self, gpus: Sequence[GpuView]) -> list[GpuView]:
-        """The GPUs, worst first; fitting tries them from the end. Ties keep their order."""
-        return sorted(gpus, key=_sort_key(self))
+        """The GPUs, worst first; fitting tries them from the end. Ties keep their order.
+
+        Of HAMi's policies numa and topology-aware, and those of several words, are not modelled.
+        """
+        sign = 1 if self.gpu_policy == "binpack" else -1
+
+        def key(gpu: GpuView) -> tuple[float, float]:
+            if self.is_mutex:
+                return -gpu.load.slots, gpu.capacity.numa
+            if self.numa_bind:
+                return -sign * gpu.capacity.numa, sign * gpu.score
+            return sign * gpu.score, gpu.capacity.numa
+
+        return sorted(gpus, key=key)
 
 
 def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -> Steering:
@@ -237,30 +249,6 @@ def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -
         gpu_policy=annotations.get("hami.io/gpu-scheduler-policy", settings.gpu_policy),
         node_policy=annotations.get("hami.io/node-scheduler-policy", settings.node_policy),
     )
-
-
-def _sort_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
-    policy, bind = steering.gpu_policy, steering.numa_bind
-    if "," in policy or policy == "numa":
-        return _chain_key(steering)
-    if policy == "mutex":
-        return lambda gpu: (-gpu.load.slots, gpu.capacity.numa)
-    sign = 1 if policy == "binpack" else -1
-    if bind:
-        return lambda gpu: (-sign * gpu.capacity.numa, sign * gpu.score)
-    return lambda gpu: (sign * gpu.score, gpu.capacity.numa)
-
-
-def _chain_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
-    keys: dict[str, Callable[[GpuView], float]] = {
-        "binpack": lambda gpu: gpu.score,
-        "spread": lambda gpu: -gpu.score,
-        "numa": lambda gpu: gpu.capacity.numa,
-    }
-    names = [word for word in _split(steering.gpu_policy) if word in keys] or ["spread"]
-    if steering.numa_bind:
-        names.insert(0, "numa")
-    return lambda gpu: (*(keys[name](gpu) for name in names), gpu.capacity.index)
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -94,30 +94,6 @@ class StoreCluster:
                 return self.store.bind(namespace, name, node, uid=uid)
 
 
-class QueuedCluster:
-    """Another port behind the limit of a client: `burst` requests at once, then `rate` a second.
-
-    Requests are sent in the order of their calls; one that waits delays only its caller.
-    """
-
-    def __init__(self, cluster: SchedulerCluster, rate: float, burst: int) -> None:
-        self._cluster = cluster
-        self._allowance = Allowance(burst, 1 / rate)
-
-    async def turn(self) -> None:
-        """Wait until the next request may be sent."""
-        now = asyncio.get_running_loop().time()
-        wait = self._allowance.wait(now)
-        self._allowance.spend(now)
-        if wait:
-            await asyncio.sleep(wait)
-
-    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
-        """See `SchedulerCluster.request`."""
-        await self.turn()
-        return await self._cluster.request(verb, *where, body=body)
-
-
 class EventRecorder:
     """Writes Events whose source is `component`; each is written when `record` returns.
 
@@ -299,8 +275,9 @@ class HamiVerbs:
         self.settings = settings
         self.usage = Usage()
         self.quotas = Quotas(self.usage, settings.memory_factor)
-        self.queue = QueuedCluster(cluster, settings.kube_qps, settings.kube_burst)
-        self._recorder = EventRecorder(self.queue, clock, settings.scheduler_name)
+        self._cluster = cluster
+        self._allowance = Allowance(settings.kube_burst, 1 / settings.kube_qps)
+        self._recorder = EventRecorder(self, clock, settings.scheduler_name)
         self._events: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
         self._clock = clock
         self._rng = rng
@@ -308,7 +285,7 @@ class HamiVerbs:
         self._registry = Registry()
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
-        self._locks = NodeLocks(self.queue, clock)
+        self._locks = NodeLocks(self, clock)
         self._pods: dict[tuple[str, str], Json] = {}
         self._signatures: dict[str, object] = {}
         """Pods and Nodes as last seen: the bind of HAMi 2.9 and later reads them from here."""
@@ -317,6 +294,22 @@ class HamiVerbs:
         """Send Events for ever, one after another. Events that wait at the end are lost."""
         while True:
             await self._recorder.record(*await self._events.get())
+
+    async def turn(self) -> None:
+        """Wait until the client may send its next request: `kube_burst` at once, then `kube_qps`.
+
+        Requests are sent in the order of their calls; one that waits delays only its caller.
+        """
+        now = asyncio.get_running_loop().time()
+        wait = self._allowance.wait(now)
+        self._allowance.spend(now)
+        if wait:
+            await asyncio.sleep(wait)
+
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        """See `SchedulerCluster.request`."""
+        await self.turn()
+        return await self._cluster.request(verb, *where, body=body)
 
     async def see_node(self, kind: str, node: Json) -> bool:
         """Take in an event of a Node. Returns whether it can make a pod fit."""
@@ -354,8 +347,8 @@ class HamiVerbs:
         patch = {"metadata": {"annotations": writes}}
         try:
             # As in HAMi, an unused read comes first.
-            await self.queue.request("get", "nodes", "", name)
-            node = await self.queue.request("patch", "nodes", "", name, body=patch)
+            await self.request("get", "nodes", "", name)
+            node = await self.request("patch", "nodes", "", name, body=patch)
         except StatusError as refusal:  # written again at the next ingestion
             log.info("scheduler.handshake_lost", node=name, err=str(refusal))
         else:
@@ -376,7 +369,7 @@ class HamiVerbs:
             seconds = int(self._clock.now().timestamp())
             patch = placement_patch(filtered.nodes[0], filtered.groups, seconds)
             try:
-                await self.queue.request("patch", "pods", *_owner(pod), body=patch)
+                await self.request("patch", "pods", *_owner(pod), body=patch)
             except StatusError as refusal:
                 self.usage.forget(pod["metadata"]["uid"])
                 self._tell(pod, WARNING, "FilteringFailed", str(refusal))
@@ -433,8 +426,8 @@ class HamiVerbs:
             if needs_lock:
                 await self._locks.take(node_name, pod)
             patch = {"metadata": {"annotations": marks}}
-            await self.queue.request("patch", *where, body=patch)
-            await self.queue.request("bind", *where, body=binding)
+            await self.request("patch", *where, body=patch)
+            await self.request("bind", *where, body=binding)
         except (LockError, StatusError) as failure:
             if needs_lock:
                 await self._locks.release(node_name, pod)

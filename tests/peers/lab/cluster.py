@@ -27,6 +27,7 @@ from tests.peers.lab.control import (
     free_ports,
     open_control_plane,
 )
+from tests.peers.lab.grants import WithGrants
 from tests.peers.lab.node import Kubelet, Runtime
 from tests.peers.lab.part import NodeSpace, hierarchies, is_removed
 from tests.peers.lab.placing import (
@@ -36,7 +37,6 @@ from tests.peers.lab.placing import (
     placing_parts,
     register_webhook,
 )
-from tests.peers.lab.verbs import WithVerbs
 
 # The directory of one cluster: where it lies, who holds it, and what a killed run left behind.
 
@@ -93,7 +93,7 @@ def _holding(root: Path) -> Iterator[None]:
         yield
 
 
-class Cluster(WithVerbs):
+class Cluster(WithGrants):
     """A cluster of one node with all that tests ask of it; made by `open_cluster`."""
 
 

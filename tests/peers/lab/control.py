@@ -8,8 +8,8 @@ import secrets
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,22 +33,18 @@ _GROUPS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Identities:
-    """A token for each user that is there from the start."""
+_USERS: Final = (ADMIN, NODE_USER, SCHEDULER, CONTROLLERS, EXTENDER)
+"""Those that are there from the start, each with a token."""
 
-    tokens: dict[str, str] = field(
-        default_factory=lambda: {
-            user: secrets.token_hex(16)
-            for user in (ADMIN, NODE_USER, SCHEDULER, CONTROLLERS, EXTENDER)
-        }
+
+def write_tokens(path: Path) -> dict[str, str]:
+    """A token for each user; the file is kube-apiserver's --token-auth-file."""
+    tokens = {user: secrets.token_hex(16) for user in _USERS}
+    groups = {user: f',"{group}"' for user, group in _GROUPS.items()}
+    path.write_text(
+        "".join(f"{token},{user},{user}{groups.get(user, '')}\n" for user, token in tokens.items())
     )
-
-    def lines(self) -> Iterable[str]:
-        """kube-apiserver's --token-auth-file."""
-        for number, (user, token) in enumerate(self.tokens.items()):
-            group = f',"{_GROUPS[user]}"' if user in _GROUPS else ""
-            yield f"{token},{user},{number}{group}\n"
+    return tokens
 
 
 def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Path:
@@ -72,44 +68,28 @@ def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Pa
 # The lab's own certificate authority: what the API server shows, and signs tokens with.
 
 
-@dataclass(frozen=True)
 class Certificates:
-    """PEM files that only their owner may read."""
+    """PEM files of a new authority that only their owner may read, in a folder that is made.
 
-    ca: Path
-    cert: Path
-    """Serves localhost, 127.0.0.1 and what else was asked for; the authority is not in it."""
-    key: Path
-    service_account_key: Path
-    """Signs the tokens of service accounts; its public half, which checks them, is in it too."""
-    ca_pem: bytes
-
-
-def make_certificates(folder: Path, *more: str) -> Certificates:
-    """Write a new authority and what it vouches for into `folder`, made where it is missing.
-
-    `more` are names and addresses by which the server is called besides.
+    `more` are names and addresses by which the server is called besides localhost and 127.0.0.1.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    authority = trustme.CA(organization_name="hami-agent lab")
-    # The API server also goes to kubelets with it, for exec; a group is an organization there.
-    serving = authority.issue_cert(
-        *("localhost", "127.0.0.1", *more),
-        common_name="kube-apiserver",
-        organization_name="system:masters",
-    )
-    # Any key will do; this one's certificate is thrown away.
-    signing = authority.issue_cert("service-accounts")
-    ca_pem = authority.cert_pem.bytes()
-    return Certificates(
-        ca=_written(folder / "ca.crt", ca_pem),
-        cert=_written(folder / "server.crt", b"".join(c.bytes() for c in serving.cert_chain_pems)),
-        key=_written(folder / "server.key", serving.private_key_pem.bytes()),
-        service_account_key=_written(
-            folder / "service-accounts.key", signing.private_key_pem.bytes()
-        ),
-        ca_pem=ca_pem,
-    )
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority = trustme.CA(organization_name="hami-agent lab")
+        # The API server also goes to kubelets with it, for exec; a group is an organization there.
+        serving = authority.issue_cert(
+            *("localhost", "127.0.0.1", *more),
+            common_name="kube-apiserver",
+            organization_name="system:masters",
+        )
+        chain = b"".join(one.bytes() for one in serving.cert_chain_pems)
+        # Any key will do to sign tokens of service accounts; its certificate is thrown away.
+        signing = authority.issue_cert("service-accounts").private_key_pem.bytes()
+        self.ca: Final = _written(folder / "ca.crt", authority.cert_pem.bytes())
+        self.cert: Final = _written(folder / "server.crt", chain)
+        self.key: Final = _written(folder / "server.key", serving.private_key_pem.bytes())
+        self.service_account_key: Final = _written(folder / "service-accounts.key", signing)
 
 
 def _written(path: Path, content: bytes) -> Path:
@@ -260,6 +240,7 @@ def counted(requests: list[Asked]) -> Counter[str]:
     return Counter(f"{asked.verb} {asked.resource}" for asked in requests)
 
 
+_DEFAULT: Final = "/api/v1/namespaces/default"
 READY: Final = 40.0
 """Seconds that a part may take until it serves, on a machine that is busy."""
 
@@ -271,7 +252,8 @@ class ControlPlane:
     root: Path
     server: str
     certificates: Certificates
-    identities: Identities
+    tokens: dict[str, str]
+    """By user."""
     etcd: Part
     apiserver: Part
     admin: Api
@@ -286,7 +268,7 @@ class ControlPlane:
 
     def kubeconfig(self, user: str) -> Path:
         """The kubeconfig of a user that is there from the start."""
-        return self.kubeconfig_for(user.replace(":", "-"), self.identities.tokens[user])
+        return self.kubeconfig_for(user.replace(":", "-"), self.tokens[user])
 
     def kubeconfig_for(self, name: str, token: str) -> Path:
         path = self.root / f"{name}.kubeconfig"
@@ -301,17 +283,12 @@ class ControlPlane:
         await until_answer(self._is_ready, READY, self._last_words)
 
     async def _is_ready(self) -> bool:
-        return await self.admin.is_ready() and await self._has_default_namespace()
+        with contextlib.suppress(RefusedError):
+            return await self.admin.is_ready() and bool(await self.admin.get(_DEFAULT))
+        return False
 
     def _last_words(self) -> str:
-        words = "\n".join(part.tail() for part in self.parts)
-        return f"kube-apiserver is not ready\n{words}"
-
-    async def _has_default_namespace(self) -> bool:
-        with contextlib.suppress(RefusedError):
-            await self.admin.get("/api/v1/namespaces/default")
-            return True
-        return False
+        return "kube-apiserver is not ready\n" + "\n".join(part.tail() for part in self.parts)
 
     async def stop(self) -> None:
         """End both, the server first."""
@@ -329,10 +306,9 @@ async def open_control_plane(
     logs = root / "logs"
     logs.mkdir(exist_ok=True)
     services = _services(port)
-    certificates = make_certificates(root / "certificates", services[1])
-    identities = Identities()
+    certificates = Certificates(root / "certificates", services[1])
     tokens, policy, audit = root / "tokens.csv", root / "audit-policy.json", root / "audit.log"
-    tokens.write_text("".join(identities.lines()))
+    known = write_tokens(tokens)
     policy.write_text(json.dumps(POLICY))
     etcd_url, peer_url = (f"http://127.0.0.1:{one}" for one in (client_port, peer_port))
     etcd = (
@@ -365,10 +341,10 @@ async def open_control_plane(
         root=root,
         server=url,
         certificates=certificates,
-        identities=identities,
+        tokens=known,
         etcd=Part("etcd", etcd, logs, space=space),
         apiserver=Part("kube-apiserver", server, logs, space=space),
-        admin=Api(url, identities.tokens[ADMIN], context),
+        admin=Api(url, known[ADMIN], context),
         audit=AuditLog(audit),
         service=services[1],
     )

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 # Waiting for the world: a condition that is looked at often, with a deadline and a reason.
 
@@ -320,3 +322,55 @@ class Part:
         last = "\n".join(f"  {line[:300]}" for line in self.said().splitlines()[-lines:])
         state = "alive" if self.is_alive else f"ended with {self.code}"
         return f"{self.name} ({state}):\n{last}"
+
+
+# Programs that people run, and how they end.
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended, what it printed, and what it complained about."""
+
+    code: int
+    text: str
+    errors: str
+
+    @property
+    def words(self) -> str:
+        """Both."""
+        return self.text + self.errors
+
+    @property
+    def document(self) -> Any:
+        """What it printed, as JSON. Raises AssertionError: it is none."""
+        try:
+            return json.loads(self.text)
+        except json.JSONDecodeError:
+            raise AssertionError(f"exit {self.code}: {self.words}") from None
+
+    def succeeded(self) -> str:
+        """What it printed. Raises AssertionError: it failed."""
+        assert self.code == 0, self.words
+        return self.text
+
+
+async def run_program(
+    *command: str, environment: Mapping[str, str], within: float = 240.0, folder: Path | None = None
+) -> Ended:
+    """Run a program to its end. Raises TimeoutError: it hangs, and is killed."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+    try:
+        async with asyncio.timeout(within):
+            said = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    return Ended(process.returncode or 0, *(one.decode(errors="replace") for one in said))

@@ -1,6 +1,5 @@
 """What brings pods to the node: controllers, kube-scheduler, and HAMi's part of it beside them."""
 
-import asyncio
 import base64
 import json
 import re
@@ -12,8 +11,8 @@ from typing import Final
 
 from agent import cluster as annotations
 from agent.hami.annotations import read_register
-from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.api import Object, Watched
+from tests.peers.lab.agents import SOURCE
+from tests.peers.lab.api import Watched
 from tests.peers.lab.control import CONTROLLERS, EXTENDER, NODE, SCHEDULER, ControlPlane
 from tests.peers.lab.part import NodeSpace, Part
 
@@ -259,11 +258,6 @@ def _kubeconfig(plane: ControlPlane, user: str) -> Path:
 WITHIN: Final = 75.0
 """Seconds for a sign of life (every 30 s), a look (every 15 s), and some."""
 
-_LOOK: Final = 16.0
-"""Seconds in which it has looked at the Node (every 15 s)."""
-_READS_CHANGES: Final = (2, 10)
-"""From this release on it reads a changed text though nobody answers its handshake."""
-
 
 class Reading:
     """Follows the handshake in the watch of the nodes. `forget` before the watch forgets."""
@@ -274,9 +268,6 @@ class Reading:
         self._scheduler = scheduler
         self._seen = 0
         self._handshake = ""
-        self._offer: tuple[str | None, str] = None, "0"
-        self._offered = 0.0
-        """Since when the Node says so, by the loop's clock."""
         self._read: tuple[int, str | None] | None = None
         """Which process has read what."""
 
@@ -303,16 +294,7 @@ class Reading:
             return True
         pid, text = self._read
         now = _uuids(self._notes().get(annotations.REGISTER))
-        return pid != self._scheduler.pid or not now or _uuids(text) == now or self._has_looked()
-
-    def _has_looked(self) -> bool:
-        """Whether it has looked at the Node as it is, and not said so: HAMi's plugin says nothing.
-
-        A Node with slices alone is read.
-        """
-        _, slices = self._offer
-        reads = self._release.number >= _READS_CHANGES and slices != "0"
-        return reads and asyncio.get_running_loop().time() - self._offered > _LOOK
+        return pid != self._scheduler.pid or not now or _uuids(text) == now
 
     def _notes(self) -> dict[str, str]:
         node = self._nodes.objects.get(NODE)
@@ -322,8 +304,6 @@ class Reading:
         history = self._nodes.history.get(NODE, [])
         for one in history[self._seen :]:
             notes = one.object["metadata"].get("annotations") or {}
-            if (offer := _offer(one.object)) != self._offer:
-                self._offer, self._offered = offer, one.at
             handshake = notes.get(annotations.HANDSHAKE, "")
             if handshake == self._handshake:
                 continue
@@ -333,12 +313,6 @@ class Reading:
             elif handshake.startswith("Deleted"):
                 self._read = None
         self._seen = len(history)
-
-
-def _offer(node: Object) -> tuple[str | None, str]:
-    """What the scheduler compares: the register annotation, and the slices of the kubelet."""
-    slices = node.get("status", {}).get("allocatable", {}).get(RESOURCE, "0")
-    return (node["metadata"].get("annotations") or {}).get(annotations.REGISTER), slices
 
 
 def _uuids(text: str | None) -> set[str]:

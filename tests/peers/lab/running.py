@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +14,18 @@ import yaml
 from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE, SOURCE, Agent, agent_command, make_agent
 from tests.peers.lab.api import Api, Watched
-from tests.peers.lab.control import NODE, NODE_USER, ControlPlane
+from tests.peers.lab.control import (
+    ADMIN,
+    NODE,
+    NODE_USER,
+    READS,
+    Asked,
+    AuditLog,
+    ControlPlane,
+    counted,
+)
 from tests.peers.lab.node import Kubelet, Runtime
-from tests.peers.lab.part import NodeSpace, Part, until_answer
+from tests.peers.lab.part import Ended, NodeSpace, Part, run_program, until, until_answer
 from tests.peers.lab.placing import Reading, Release, device_config
 
 ACCOUNT: Final = "system:serviceaccount:kube-system:hami-agent"
@@ -26,6 +37,12 @@ _RBAC: Final = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
+
+
+_AT_REST: Final = ("report.written", "pods.listed")
+"""What an agent has done with the start that asks the API server."""
+_VERB: Final = 60.0
+"""Seconds until a verb is taken to hang; on a quiet machine it takes one."""
 
 
 @dataclass(eq=False)
@@ -156,6 +173,36 @@ class Running:
         """The end of every log, for whoever has to find out why."""
         return "\n".join(part.tail() for part in self.parts.values())
 
+    async def verb(self, *words: str) -> Ended:
+        """Run a verb from anywhere. Raises TimeoutError: it hangs."""
+        environment = {
+            "PYTHONPATH": str(SOURCE),
+            "HOME": str(self.root),
+            "KUBECONFIG": str(self.plane.kubeconfig(ADMIN)),
+        }
+        command = (sys.executable, "-m", "agent", *words)
+        return await run_program(*command, environment=environment, within=_VERB)
+
+    async def mark_of_rest(self) -> int:
+        """A mark in the audit log behind the agent's register annotation and its list of the pods.
+
+        A watch shows a write before the log does; what the writer has an answer to is in both.
+        """
+        agent = self.agent
+        await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
+        return self.plane.audit.mark()
+
+    async def asked_since(self, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
+        """What the agent has asked since a mark, once that includes what is wanted."""
+        found: list[Asked] = []
+
+        async def is_told() -> bool:
+            found[:] = self.plane.audit.since(mark, user)
+            return counted(found) >= wanted
+
+        await until_answer(is_told, 10.0, lambda: f"{wanted} is not there: {found}")
+        return found
+
 
 async def account_token(api: Api) -> str:
     """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights."""
@@ -175,3 +222,59 @@ def _account_manifests() -> Iterator[dict[str, dict[str, str]]]:
         for document in yaml.safe_load_all(path.read_text()):
             if document["kind"] in _RBAC:
                 yield document
+
+
+# What agents may ask of the API server, and asked.
+
+_FORBIDDEN: Final = 403
+
+
+def refused(requests: list[Asked]) -> list[Asked]:
+    """The requests that the user has no right to."""
+    return [one for one in requests if one.code == _FORBIDDEN]
+
+
+def reads(requests: list[Asked]) -> Counter[str]:
+    """What was read, but for one opening of each of the two watches, which may end at any time."""
+    found = counted([one for one in requests if one.verb in READS])
+    return found - Counter({"watch pods": 1, "watch nodes": 1})
+
+
+def writes(requests: list[Asked]) -> Counter[str]:
+    """What was written."""
+    return counted([one for one in requests if one.is_write])
+
+
+def of_pods(count: int, *, looks: int = 1) -> Counter[str]:
+    """What so many pods cost: two writes, and a look before the answer.
+
+    There are no looks where names were generated.
+    """
+    each = {"get pods": looks, "patch pods/status": 1, "patch nodes": 1}
+    return +Counter({what: number * count for what, number in each.items()})
+
+
+# What deploy/ grants the agent's account.
+
+_OPTIONAL: Final = frozenset({"patch nodes/status"})
+"""The chart grants it with `report.nodeCondition` alone."""
+_EVERYBODYS: Final = frozenset({"create selfsubjectaccessreviews"})
+"""Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
+
+
+def granted() -> frozenset[str]:
+    """Each `verb resource` of the ClusterRole, as the audit log counts requests."""
+    documents = yaml.safe_load_all((SOURCE / "deploy/manifests/rbac.yaml").read_text())
+    (role,) = [one for one in documents if one["kind"] == "ClusterRole"]
+    return frozenset(
+        f"{verb} {resource}"
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+def asked_beyond_rights(audit: AuditLog) -> set[str]:
+    """What any agent has ever asked for and the account may not. Raises OSError."""
+    asked = [one for user in (NODE_USER, ACCOUNT) for one in audit.since(0, user)]
+    return counted(asked).keys() - granted() - _OPTIONAL - _EVERYBODYS

@@ -91,8 +91,8 @@ async def real_server(binaries: Path) -> AsyncIterator[Server]:
             await plane.admin.create("/api/v1/namespaces/default/serviceaccounts", account)
             context = ssl.create_default_context(cafile=plane.certificates.ca)
             tokens = (
-                plane.identities.tokens[ADMIN],
-                plane.identities.tokens[NODE_USER],
+                plane.tokens[ADMIN],
+                plane.tokens[NODE_USER],
                 await account_token(plane.admin),
                 "unknown",
             )
@@ -175,6 +175,18 @@ def told(event: Object) -> tuple[str, Object]:
 def marks(**annotations: object) -> Object:
     """A patch of annotations."""
     return {"metadata": {"annotations": annotations}}
+
+
+def conditions(*some: tuple[str, str]) -> Object:
+    """A patch of these conditions, each with its status."""
+    return {
+        "status": {
+            "conditions": [
+                {"type": kind, "status": status, "reason": "r", "message": "m"}
+                for kind, status in some
+            ]
+        }
+    }
 
 
 def version(obj: Object) -> str:

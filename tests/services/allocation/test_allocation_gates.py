@@ -13,7 +13,7 @@ from agent.ledger import mismatch
 from tests.builders import a_container, a_row
 from tests.machine.sides import starved, virtual
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
-from tests.unit.core.allocation.refusals import PASSING, check_refusal
+from tests.unit.core.allocation.refusals import check_refusal
 from tests.unit.core.allocation.test_matching_gates import DECIDED
 from tests.unit.core.allocation.test_plain import REFUSED as PLAIN
 
@@ -188,11 +188,3 @@ ALONE = {
 def test_each_gate_has_a_scene_that_closes_it():
     scenes = {row[1] for row in PLAIN.values()} | {row[1][0] for row in CLOSED.values()}
     assert set(RefusalReason) == DECIDED | DOOR | ALONE | scenes
-
-
-def test_what_the_runbook_calls_passing_are_gates():
-    assert (
-        {RefusalReason.WITNESS_SILENT, RefusalReason.OVERLAP, RefusalReason.STOPPING}
-        < PASSING
-        < set(RefusalReason)
-    )

@@ -22,7 +22,7 @@ from agent.kit.timing import MOST, WINDOW
 from agent.reconcile import THROTTLED_PAUSE
 from agent.witness import CALL_DEADLINE
 from tests.builders import NODE, a_lock
-from tests.machine.sides import VirtualLoop, starved
+from tests.machine.sides import starved, virtual
 from tests.services.allocation.allocating import G2, a_desk, ids, placed
 
 
@@ -108,18 +108,6 @@ async def test_an_api_server_that_hangs_holds_the_kubelet_for_few_pods_that_nobo
         assert 100 * LIST_PAUSE + waits * OWNER_BUDGET >= elapsed() - began
 
 
-async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
-    async with a_desk() as desk:
-        stray = placed(1, annotations={})
-        desk.admit(stray)
-        began = elapsed()
-
-        await refused(desk, RefusalReason.NO_LOCK)
-
-        assert 0 == desk.owners_refreshes
-        assert LOCK_PAUSE == pytest.approx(elapsed() - began)
-
-
 async def test_a_lock_that_another_pod_used_up_is_no_right_where_the_node_cannot_be_read():
     async with a_desk() as desk:
         first = placed(1, reusable_name=False)
@@ -168,16 +156,13 @@ async def test_however_many_stray_pods_come_they_hold_the_kubelet_for_a_moment_o
         assert 0 < await waste(desk, 200)
 
 
-def test_stray_pods_are_waited_for_no_longer_where_the_agent_gets_little_cpu():
-    async def play():
-        async with a_desk() as desk, starved(0.1):
-            began = elapsed()
-            for number in range(100, 200):
-                await waste(desk, number)
-            return elapsed() - began
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        took = runner.run(play())
+@virtual
+async def test_stray_pods_are_waited_for_no_longer_where_the_agent_gets_little_cpu():
+    async with a_desk() as desk, starved(0.1):
+        began = elapsed()
+        for number in range(100, 200):
+            await waste(desk, number)
+        took = elapsed() - began
 
     waits = WAIT_BURST + took / WAIT_REFILL
     assert waits * LOCK_PAUSE + MOST * (1 + took / WINDOW) >= took
@@ -197,27 +182,6 @@ async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once
 
         assert 0 == pytest.approx(elapsed() - began)
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
-
-
-@pytest.mark.parametrize("present", [True, False], ids=["beside its successor", "alone"])
-async def test_a_deleted_pod_costs_its_successor_no_answer(present):
-    async with a_desk() as desk:
-        gone = placed(1)
-        successor = placed(1, f"{G2},NVIDIA,3000,30:;", uid=placed(9).uid)
-        desk.bind(gone)
-        desk.bury(gone)
-        if present:
-            desk.bind(successor)
-            await desk.service.allocate(ids(1))
-        else:
-            await refused(desk, RefusalReason.POD_DELETED)
-            desk.bind(successor)
-        assert (0 if present else 1) == desk.refreshes
-
-        await desk.service.allocate(ids(1))
-
-        assert [successor.uid] == [row.key.pod_uid for row in desk.ledger.rows]
-        assert present == (("replay", "") in desk.results)
 
 
 async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was_late():

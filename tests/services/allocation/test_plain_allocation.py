@@ -1,8 +1,6 @@
 """Answers of plain mode: durable first, each with a row and a directory of its own."""
 
 import asyncio
-import contextlib
-import errno
 
 import pytest
 
@@ -10,7 +8,7 @@ from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.kit.timing import BEGUN, CLOSE
 from agent.ledger import ContainerEdits, Holder
-from agent.reconcile import PERIOD, QUIET
+from agent.reconcile import QUIET
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import HOLDER, a_plain_row, ids
 
@@ -26,17 +24,6 @@ async def refused(node, wanted):
     with pytest.raises(Refusal) as caught:
         await node.service.allocate(wanted)
     return caught.value
-
-
-async def test_an_answer_has_a_row_and_a_directory():
-    async with a_node() as node:
-        edits = await node.service.allocate(ids(3))
-        (row,) = node.rows
-
-        assert edits == row.edits
-        assert (ids(3), False) == (row.slice_ids, row.confirmed)
-        assert {directory(edits)} == node.hooks.names == node.directories()
-        assert {("ok", ""): 1} == node.results
 
 
 async def outcome(node, wanted) -> ContainerEdits | Refusal:
@@ -130,18 +117,7 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
 
 
 # Plain mode and the kubelet agree: after bursts, at each kubelet, and when a pod ends.
-
-
-OTHER = Holder("team-b", "eval-0", "main")
 HELD = a_plain_row(holder=HOLDER)
-
-
-@contextlib.contextmanager
-def full(disk):
-    """Every write fails while the block runs."""
-    disk.faults.fail_at(0, errno.ENOSPC, times=10_000)
-    yield
-    disk.faults.revive()
 
 
 async def serve(node, wanted, holder):
@@ -164,24 +140,6 @@ async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():
         await asyncio.sleep(1)
         assert before + 1 == node.witness.lists
         assert all(row.holder for row in node.rows)
-
-
-async def test_slices_whose_row_could_not_be_closed_are_answered_again_once_the_disk_is_well():
-    async with a_node(HELD) as node:
-        node.book(HOLDER, HELD.slice_ids)
-        await asyncio.sleep(5)
-        with full(node.disk):
-            node.end(HOLDER)
-            await asyncio.sleep(10 * PERIOD)
-            assert [HELD.key] == [row.key for row in node.rows]
-            with pytest.raises(Refusal):
-                await serve(node, HELD.slice_ids, OTHER)
-
-        await asyncio.sleep(PERIOD + 1)
-        await serve(node, HELD.slice_ids, OTHER)
-
-        assert [HELD.slice_ids] == [row.slice_ids for row in node.rows]
-        assert HELD.key not in {row.key for row in node.rows}
 
 
 async def test_a_slice_that_was_offered_and_not_asked_for_is_free_again_seconds_later():

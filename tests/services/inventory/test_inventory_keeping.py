@@ -176,23 +176,6 @@ def test_one_in_view_alone_has_its_health_no_slice_and_no_place_in_the_annotatio
     assert "0s 1k" == bench.shown
 
 
-def test_one_in_view_keeps_its_facts_and_says_why_it_is_there():
-    bench = KeepingBench(BY_UUID)
-    for step in ("01", "hold 1"):
-        bench.do(step)
-    held = bench.inventory.value.gpus[1]
-    assert ("NVIDIA H100 80GB HBM3", True, False) == (held.gpu.name, held.there, held.wanted)
-    bench.do("0")
-    assert not bench.inventory.value.gpus[1].there
-
-    bench = KeepingBench()
-    for step in ("01", "0 lost"):
-        bench.do(step)
-    lost = bench.inventory.value.gpus[1]
-    assert lost.wanted
-    assert lost.unavailable_reason.startswith("is not shared: GPU is lost; ")
-
-
 def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_none():
     bench = KeepingBench(SharingSettings(numa_topology=True))
     bench.scan(*(a_gpu(index=number) for number in range(3)), a_gpu(index=3, numa=1))

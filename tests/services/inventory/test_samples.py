@@ -71,16 +71,6 @@ async def running() -> AsyncIterator[SamplesBench]:
         yield bench
 
 
-async def test_each_gpu_is_asked_every_few_seconds_and_the_newest_is_kept():
-    async with running() as bench:
-        await asyncio.sleep(2 * SAMPLE_PERIOD)
-        newest = bench.samples.newest(G0)
-
-    assert {G0: 3, G1: 3} == bench.driver.asked
-    assert newest
-    assert 3 == newest.used_mib
-
-
 @pytest.mark.parametrize(
     ("health", "of_all", "is_asked"),
     [
@@ -132,17 +122,6 @@ async def discovering(driver: ScriptedDriver):
     discovery = Discovery(driver, take, ill=lambda _: False)
     async with at_work(discovery.run):
         yield discovery, found
-
-
-async def test_it_scans_at_once_every_minute_and_on_demand_once_for_several_wishes():
-    async with discovering(ScriptedDriver([a_gpu()])) as (discovery, found):
-        await asyncio.sleep(7)
-        assert discovery.problem.value is None
-        discovery.rescan()
-        discovery.rescan()
-        await asyncio.sleep(120)
-
-    assert [0, 7, 60, 120] == found
 
 
 async def test_a_driver_that_fails_is_asked_after_1_2_4_up_to_30_s_and_at_once_on_demand():
@@ -221,4 +200,4 @@ async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
         answers.set()
         await asyncio.sleep(0.01)
 
-    assert [True, False] == changes
+    assert [reason, ""] == changes

@@ -15,7 +15,7 @@ from agent.kit.timing import IdleWaiter
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State, gaps
 from agent.model import slice_id
 from agent.reconcile import PERIOD, RETRY, Reconcile
-from agent.state import StateService
+from agent.state import CURRENT, StateService
 from tests.builders import G1, G2, NOON, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import GatedDisk
@@ -165,7 +165,7 @@ async def test_a_complete_look_is_taken_each_minute_and_writes_nothing_when_all_
         await asyncio.sleep(10.5 * PERIOD)
 
         assert 11 == scene.witness.lists
-        assert 0 == scene.state.generation
+        assert None is await scene.disk.read(CURRENT)
 
 
 async def test_a_directory_that_cannot_be_removed_keeps_its_row_and_nothing_else():

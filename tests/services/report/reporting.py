@@ -22,13 +22,6 @@ COLON = ReportSettings(ReportProfile.COLON)
 SCORED = ReportSettings(topology_score=True)
 
 
-def text_in(inventory: Inventory, settings: ReportSettings | None = None) -> str:
-    """What the register annotation says of the inventory."""
-    report = report_of(inventory, {}, settings or ReportSettings())
-    assert report is not None
-    return report.register
-
-
 class Chance(random.Random):
     """Always the same number between 0 and 1."""
 

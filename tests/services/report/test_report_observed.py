@@ -10,7 +10,7 @@ from agent.cluster import HANDSHAKE, REGISTER, SCORE
 from agent.hami.annotations import ReportSettings
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
-from tests.services.report.reporting import SCORED, Reporting, reporting, text_in
+from tests.services.report.reporting import SCORED, Reporting, reporting
 
 THEIRS = '[{"id":"GPU-theirs","count":1}]'
 
@@ -32,16 +32,6 @@ async def observing(
             await asyncio.sleep(5)
             yield room
     assert 0 == api.writes
-
-
-async def test_what_would_be_written_is_told_once():
-    async with observing({"other": "kept"}) as room:
-        text = text_in(an_inventory())
-        await asyncio.sleep(3600)
-
-        assert [{REGISTER: text}] == told(room)
-        assert {REGISTER: text} == room.reporter.pending
-        assert not room.unreported
 
 
 async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more():

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.cluster import Phase, PodTable
-from agent.hami.region import MemoryUse, RegionChange, RegionGpu, RegionProcess, RegionState
+from agent.hami.region import MemoryUse, RegionGpu, RegionProcess, RegionState
 from agent.kit.cell import Cell
 from agent.kit.timing import until_tick
 from agent.ledger import ContainerKey, Ledger, Row, container_directory
@@ -83,18 +83,6 @@ async def test_all_regions_are_read_in_one_call_every_five_seconds_for_the_gpus_
     (gpu,) = newest.gpus
     assert (G1, 2 * GIB, 50) == (gpu.uuid, gpu.memory.total, gpu.sm_percent)
     assert RegionState.ABSENT == absent.state
-
-
-async def test_the_reason_of_a_failure_is_logged_once_until_it_changes():
-    bench = UsageBench()
-    with capture_logs() as logs:
-        async with sampling(bench):
-            for text in ("no disk", "read-only", "", "read-only"):
-                bench.regions.broken = text
-                await asyncio.sleep(3 * PERIOD)
-
-    assert 3 * ["usage.unread"] == [line["event"] for line in logs]
-    assert ["no disk", "read-only", "read-only"] == [line["err"] for line in logs]
 
 
 async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown():
@@ -217,20 +205,6 @@ async def switching(bench: FeedbackBench) -> AsyncIterator[None]:
     async with at_work(bench.usage.run):
         await asyncio.sleep(0.001)
         yield
-
-
-async def test_the_low_container_is_held_back_while_the_high_one_works_and_then_released():
-    bench = FeedbackBench()
-    async with switching(bench):
-        await asyncio.sleep(10 * PERIOD)
-        assert [] == bench.regions.writes
-        bench.work(HIGH)
-        await asyncio.sleep(2 * PERIOD)
-        assert [{LOW: RegionChange(is_limiting=True, recent_kernel=-1)}] == bench.regions.writes
-        assert ((-1, True), (0, False)) == (bench.state(LOW), bench.state(HIGH))
-        bench.idle(HIGH, priority=0)
-        await asyncio.sleep(3 * PERIOD)
-        assert (0, False) == bench.state(LOW)
 
 
 async def test_the_end_releases_all_that_was_held_back_and_is_not_delayed_by_a_silent_disk():

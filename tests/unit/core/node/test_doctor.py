@@ -30,8 +30,9 @@ from agent.cli.doctor import (
 )
 from agent.cluster import HANDSHAKE, REGISTER
 from agent.hami.annotations import ReportProfile, encode_json
+from agent.kube.reader import ClusterNode
 from agent.model import GpuFault, Scan, Trouble
-from agent.node import Check, NodeSight, Right, degraded, is_ready, rights
+from agent.node import Check, Right, is_ready, rights
 from agent.settings.reading import Sources, make_plan
 from agent.status import GpuStatus, LockStatus, NodeStatus, StatusDocument
 from tests.builders import NODE, NOON, a_gpu
@@ -98,7 +99,6 @@ def test_every_required_check_must_hold_and_the_others_degrade():
     assert is_ready([GOOD, WEAK])
     assert is_ready([])
     assert not is_ready([GOOD, BAD])
-    assert (WEAK,) == degraded([GOOD, BAD, WEAK, Check("extra", ok=True, required=False)])
 
 
 Case = tuple[Finding | Iterable[Finding], list[str]]
@@ -156,7 +156,7 @@ HOST: list[Case] = [
 
 TWO = tuple(a_registered(f"GPU-{index}", index) for index in range(2))
 SICK = tuple(replace(gpu, healthy=False) for gpu in TWO)
-REPORT = NodeSight(NODE, annotations={REGISTER: encode_json(TWO)}, capacity=40)
+REPORT = ClusterNode(NODE, annotations={REGISTER: encode_json(TWO)}, capacity=40)
 OLD, FRESH = (replace(REPORT, written=ago(seconds)) for seconds in (90, 5))
 NONE_HEALTHY, UNREADABLE, NO_REPORT = (
     replace(REPORT, annotations=notes)
@@ -165,11 +165,11 @@ NONE_HEALTHY, UNREADABLE, NO_REPORT = (
 JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
 
 
-def offer(allocatable: int, sight: NodeSight = REPORT) -> Finding:
-    return doctor.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu", NOON)
+def offer(allocatable: int, sight: ClusterNode = REPORT) -> Finding:
+    return doctor.judge_offer(replace(sight, slices=allocatable), "nvidia.com/gpu", NOON)
 
 
-def handshake(text: str, profile: ReportProfile, sight: NodeSight = REPORT) -> Finding:
+def handshake(text: str, profile: ReportProfile, sight: ClusterNode = REPORT) -> Finding:
     notes = {**sight.annotations, **({HANDSHAKE: text} if text else {})}
     return doctor.judge_report(replace(sight, annotations=notes), profile, NOON)
 
@@ -217,7 +217,7 @@ def test_each_finding_is_one_line(found: Finding | Iterable[Finding], expected: 
         ("none", 0, 0, "P-PATHS wrong|does not exist"),
         ("file", 1, 0, "P-PATHS wrong|is no directory"),
         ("loop", 1, 0, "P-PATHS wrong|cannot be looked at: Too many levels"),
-        ("open", 1, 0, "P-PATHS wrong|others may write there (uid {}, mode 0707)|chmod 0755"),
+        ("open", 1, 0, "P-PATHS wrong|others may write there (uid {}, mode 0707)|chmod 0750"),
         ("theirs", 1, 0, "P-PATHS wrong|others may write there (uid 7, mode 0750)|the sockets"),
         ("there", 1, errno.ENOSPC, "P-PATHS wrong|cannot be written: No space left on device"),
     ],
