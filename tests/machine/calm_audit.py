@@ -73,6 +73,9 @@ class CalmAudit(Audit):
         the second one removes what the first one took for its pod (HAMi v2.10.0
         pkg/util/nodelock/nodelock.go, LockNode).
         """
+        self._heirs: set[str] = set()
+        """Pods that HAMi took for the owner of a namesake's lock, and whose agent let it go before
+        they were bound: its watch could not show them, and they are bound without a lock."""
 
     def say(self, *words: object) -> None:
         """Something happened now."""
@@ -158,6 +161,10 @@ class CalmAudit(Audit):
             return
         if gate in _NO_RIGHT and uid in self._robbed and not self.was_shown(self._robbed[uid]):
             self.tally["refused, for HAMi took its lock back before the watch had shown it"] += 1
+            self.excused.add(uid)
+            return
+        if gate in _NO_RIGHT and uid in self._heirs:
+            self.tally["refused, for HAMi gave it the lock of a namesake that was over"] += 1
             self.excused.add(uid)
             return
         if gate == _MANY and self.serves_unlocked and self._has_ghost(uid, text):
@@ -247,14 +254,17 @@ class CalmAudit(Audit):
         self.say("lock", text or "gone")
         if self._lock is not None:
             self._judge_lock(*self._lock)
-            before, *_ = self._lock
-            robbed = self._named_by(before)  # HAMi lets the next of a name take it over as it is
-            if robbed is not None and before != self._let_go:
-                self._robbed[robbed] = before
+            before, _, first = self._lock
+            heir = self._named_by(before)  # HAMi lets the next of a name take it over as it is
+            if heir is not None and before != self._let_go:
+                self._robbed[heir] = before
+            elif heir not in (None, first) and not self._present[heir]["spec"].get("nodeName"):
+                self._heirs.add(heir)
         owner = self._named_by(text)
         self._lock = (text, _now(), owner) if text else None
         if owner is not None:
             self._robbed.pop(owner, None)
+            self._heirs.discard(owner)
 
     def _named_by(self, text: str) -> str | None:
         """The pod that has the name in a lock now."""
