@@ -128,8 +128,9 @@ manifests-check: $(STAMP)
 	$(BIN)/kubernetes-validate -k $(KUBERNETES) --strict $(MANIFESTS)
 
 .PHONY: manifests
-manifests: $(STAMP)  ## render deploy/manifests from the chart, and its schema from the settings
+manifests: $(STAMP)  ## render deploy/manifests and tests/golden/chart.txt from the chart, and its schema from the settings
 	PYTHONPATH=. $(BIN)/python deploy/render.py "$$(tests/chart/build)/helm"
+	HAMI_CHART_TOOLS="$$(tests/chart/build)" $(BIN)/python -m tests.chart.test_golden
 
 .PHONY: settings
 settings: $(STAMP)  ## write the settings into SETTINGS.md and into the schema of the chart's values

@@ -1,8 +1,7 @@
 """What the chart makes of each row of values, against tests/golden/chart.txt.
 
 A row is what it changes of what the least values give: a line for each leaf of an object, of the
-settings that the agent reads in its file, and of the notes. After `tests/chart/build`,
-`HAMI_CHART_TOOLS=... python -m tests.chart.test_golden` writes the golden text.
+settings that the agent reads in its file, and of the notes. `make manifests` writes it.
 """
 
 import itertools

@@ -1,7 +1,6 @@
 """The read API: what each document says, who may read it, and what it costs."""
 
 import asyncio
-import dataclasses
 import datetime as dt
 import itertools
 import json
@@ -21,10 +20,10 @@ from agent.app import web as app_web
 from agent.app.agent import NodeAgent
 from agent.app.web import GpuActions
 from agent.cli.status import StatusStyle, pod_lines
-from agent.cluster import NodeView, Phase, PodTable, PodView, Role
+from agent.cluster import NodeView, Phase, PodTable, Role
 from agent.health.watch import GpuRelease, Recheck
 from agent.kit.cell import Cell
-from agent.ledger import Decider, JournalEntry, KubeletEpoch, Ledger, Row
+from agent.ledger import Decider, JournalEntry, KubeletEpoch, Ledger
 from agent.model import (
     Condition,
     GpuFault,
@@ -292,7 +291,7 @@ async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_ou
 
 
 ALONE = (nobody, (), "it is in MIG mode")
-BESIDE = (nobody, GPUS, "it is in MIG mode")
+SOME = (nobody, GPUS, "it is in MIG mode")
 
 
 @pytest.mark.parametrize(
@@ -305,12 +304,12 @@ BESIDE = (nobody, GPUS, "it is in MIG mode")
         ("../../livez", (), 404, "No such action"),
         ("gpus/1:release", ALONE, 409, "stop the agent for work on"),
         ("gpus/all:release", ALONE, 409, "stop the agent for work on"),
-        ("gpus/1:recheck", BESIDE, 409, "GPU 1 is not shared: it is in MIG mode.\n"),
+        ("gpus/1:recheck", SOME, 409, "GPU 1 is not shared: it is in MIG mode.\n"),
         (
-            *("gpus/1:release", BESIDE, 409),
+            *("gpus/1:release", SOME, 409),
             "GPU 1 is not shared: it is in MIG mode; `hami-agent release all` releases it too.\n",
         ),
-        ("gpus/9:release", BESIDE, 404, "No shared GPU is named 9"),
+        ("gpus/9:release", SOME, 404, "No shared GPU is named 9"),
     ],
 )
 async def test_what_cannot_be_done_is_said_with_what_can(tmp_path, path, made, status, words):
@@ -353,85 +352,56 @@ async def test_there_are_no_actions_over_tcp():
 
 GPU = a_shared_gpu(gpu=a_gpu(index=0), registered_mib=81559)
 INIT, MAIN = a_container(name="init", role=Role.INIT), a_container()
-
-
-def past(*containers):
-    return tuple(
-        msgspec.structs.replace(one, has_run=True, succeeded=one.role is Role.INIT)
-        for one in containers
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ContainerSeen:
-    """What the agent knows of one container of 70,000 MiB, beside one of 60,000 that runs."""
-
-    pods: tuple[PodView, ...]
-    ended: bool
-    row: Row = dataclasses.field(
-        default_factory=lambda: a_row(shares=(a_share(uuid=a_uuid(0), memory_mib=70000),))
-    )
-    synced: bool = True
-    stale: bool = False
-
-    @property
-    def ledger(self) -> Ledger:
-        share = a_share(uuid=a_uuid(0), memory_mib=60000)
-        return Ledger((self.row, a_row(pod_uid=a_pod_uid(9), pod="other", shares=(share,))))
-
-    @property
-    def table(self) -> PodTable:
-        pods = (*self.pods, a_pod(uid=a_pod_uid(9), name="other", phase=Phase.RUNNING))
-        there = {pod.uid: pod for pod in pods if self.synced}
-        return PodTable(there, (), synced=self.synced, stale=self.stale)
-
-
-POD = a_pod(phase=Phase.RUNNING)
-OF_INIT = a_row(
-    container="init", role=Role.INIT, shares=(a_share(uuid=a_uuid(0), memory_mib=70000),)
+PAST = tuple(
+    msgspec.structs.replace(one, has_run=True, succeeded=one.role is Role.INIT)
+    for one in (INIT, MAIN)
+)
+RUNS, OTHER = a_pod(phase=Phase.RUNNING), a_pod(uid=a_pod_uid(3), phase=Phase.RUNNING)
+PAST_INIT = a_pod(containers=PAST, phase=Phase.RUNNING)
+SHARES = (a_share(uuid=a_uuid(0), memory_mib=70000),)
+ROW, OF_INIT = a_row(shares=SHARES), a_row(container="init", role=Role.INIT, shares=SHARES)
+PLAIN = msgspec.structs.replace(a_plain_row(), shares=SHARES)
+BESIDE = a_row(
+    pod_uid=a_pod_uid(9), pod="other", shares=(a_share(uuid=a_uuid(0), memory_mib=60000),)
 )
 SEEN = {
-    "it runs": ContainerSeen((POD,), ended=False),
-    "it is being admitted": ContainerSeen((a_pod(),), ended=False),
-    "it was deleted": ContainerSeen((), ended=True),
-    "it was deleted, and one of its name is there": ContainerSeen(
-        (a_pod(uid=a_pod_uid(3), phase=Phase.RUNNING),), ended=True
-    ),
-    "it was deleted before the watch broke": ContainerSeen((), ended=True, stale=True),
-    "it succeeded": ContainerSeen((a_pod(phase=Phase.SUCCEEDED),), ended=True),
-    "it failed": ContainerSeen((a_pod(phase=Phase.FAILED),), ended=True),
-    "the pods are not known yet": ContainerSeen((), ended=False, synced=False),
-    "its init phase goes on": ContainerSeen(
-        (a_pod(containers=(INIT, MAIN)),), ended=False, row=OF_INIT
-    ),
-    "its init phase is over": ContainerSeen(
-        (a_pod(containers=past(INIT, MAIN), phase=Phase.RUNNING),), ended=True, row=OF_INIT
-    ),
-    "the kubelet decides": ContainerSeen(
-        (),
-        ended=False,
-        row=msgspec.structs.replace(
-            a_plain_row(), shares=(a_share(uuid=a_uuid(0), memory_mib=70000),)
-        ),
-    ),
+    "it runs": (RUNS, ROW, False),
+    "it is being admitted": (a_pod(), ROW, False),
+    "it was deleted": (None, ROW, True),
+    "it was deleted, and one of its name is there": (OTHER, ROW, True),
+    "it was deleted before the watch broke": (None, ROW, True, {"stale": True}),
+    "it succeeded": (a_pod(phase=Phase.SUCCEEDED), ROW, True),
+    "it failed": (a_pod(phase=Phase.FAILED), ROW, True),
+    "the pods are not known yet": (None, ROW, False, {"synced": False}),
+    "its init phase goes on": (a_pod(containers=(INIT, MAIN)), OF_INIT, False),
+    "its init phase is over": (PAST_INIT, OF_INIT, True),
+    "the kubelet decides": (None, PLAIN, False),
 }
+"""The pod and row of one container of 70,000 MiB, and whether it has ended."""
 
 
-def document(seen):
+def table_of(pod, *, synced=True, stale=False):
+    """The pod, beside another one that runs."""
+    pods = (a_pod(uid=a_pod_uid(9), name="other", phase=Phase.RUNNING), *([pod] if pod else []))
+    return PodTable({one.uid: one for one in pods if synced}, (), synced=synced, stale=stale)
+
+
+def document(row, table):
     inventory = an_inventory(gpus=[GPU])
     use = a_container_use(a_gpu_use(a_uuid(0)))
-    made = facts(ledger=seen.ledger, pods=seen.table, inventory=inventory, used=lambda _: use)
-    return status_of(made)
+    ledger = Ledger((row, BESIDE))
+    return status_of(facts(ledger=ledger, pods=table, inventory=inventory, used=lambda _: use))
 
 
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
 async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_meets(seen):
-    mib = 60000 if seen.ended else 130000
-    cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
-    found = document(seen)
+    pod, row, ended, *more = seen
+    table, mib = table_of(pod, **dict(*more)), 60000 if ended else 130000
+    cells = cells_of(an_inventory(gpus=[GPU]), rows=(row, BESIDE), pods=table)
+    found = document(row, table)
     page = page_html(found, NOON)
 
-    assert mib == promised(seen.ledger, seen.table, GPU).memory_mib
+    assert mib == promised(Ledger((row, BESIDE)), table, GPU).memory_mib
     assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_allocated_bytes")
     assert mib == found.gpus[0].promised_mib
     assert f"{mib / 1024:.1f}" in page
@@ -441,18 +411,18 @@ async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_mee
     *_, last = pod_lines(shown, NOON, StatusStyle(width=200))
     is_free = last == "no container holds a slice"
     served = await series(cells, "hami_agent_container_memory_allocated_bytes")
-    assert seen.ended == one.ended == is_free == (">68.4 GiB</td>" not in page)
-    assert seen.ended == (one.shares[0].used_mib is None)
-    is_named = seen.row.holder is not None and not seen.ended
+    assert ended == one.ended == is_free == (">68.4 GiB</td>" not in page)
+    assert ended == (one.shares[0].used_mib is None)
+    is_named = row.holder is not None and not ended
     assert is_named == (70000 * 2**20 in served.values())
 
     # That nothing keeps its limits is said while it runs.
-    off = tuple(msgspec.structs.replace(pod, runtime_class="kata") for pod in seen.pods)
-    marked = {
-        one.pod for one in document(dataclasses.replace(seen, pods=off)).allocations if one.unkept
+    off = pod and msgspec.structs.replace(pod, runtime_class="kata")
+    unkept = {
+        one.pod for one in document(row, table_of(off, **dict(*more))).allocations if one.unkept
     }
-    knows = seen.row.key.pod_uid in seen.table.pods
-    assert ({seen.row.pod} if knows and not seen.ended else set()) == marked
+    knows = row.key.pod_uid in table.pods
+    assert ({row.pod} if knows and not ended else set()) == unkept
 
 
 def test_a_slice_counts_for_the_gpu_that_the_container_works_on():

@@ -388,6 +388,17 @@ async def test_the_unix_socket_is_for_its_group_only_and_is_removed_at_the_end(t
     assert "somebody's" == path.read_text()
 
 
+async def test_however_many_connections_fill_the_unix_socket_root_is_answered(tmp_path):
+    path = tmp_path / "api.sock"
+    async with at_socket(path), contextlib.AsyncExitStack() as stack:
+        for _ in range(FULL):
+            _, writer = await asyncio.open_unix_connection(str(path))
+            stack.callback(writer.close)
+            writer.write(GET[:1])
+
+        assert ["hello"] * 9 == [await over_unix(path) for _ in range(9)]
+
+
 async def test_what_is_no_socket_is_not_removed_and_what_cannot_be_bound_is_said(tmp_path):
     file, link = tmp_path / "file", tmp_path / "link"
     file.write_text("mine")

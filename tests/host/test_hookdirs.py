@@ -383,10 +383,12 @@ async def test_what_has_too_many_entries_or_bytes_is_named_and_nothing_else_is_l
     for number in range(150):
         (leaf.parent / ".removed-0" / f"{number}").touch()
 
-    for bytes_, entries, found in ((200_000, 100, []), (90_000, 100, [21]), (200_000, 20, [21])):
+    for bytes_, entries, least in ((200_000, 100, []), (90_000, 100, [1]), (200_000, 20, [21])):
         monkeypatch.setattr(hookdirs, "BYTES", bytes_)
         monkeypatch.setattr(hookdirs, "ENTRIES", entries)
-        assert found == [min(count, 21) for _, count, _ in large_directories(hook)]
+        found = [(count, name) for _, count, name in large_directories(hook)]
+        assert [NAME] * len(least) == [name for _, name in found]
+        assert all(count >= one for (count, _), one in zip(found, least, strict=True))
     assert before == handles()
 
 

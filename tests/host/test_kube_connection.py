@@ -153,35 +153,26 @@ async def test_a_broken_service_account_is_named(account: Path, name: str, conte
         await open_access(Connection(service_account=account, environment=IN_CLUSTER))
 
 
-# kubernetes_asyncio is loaded without its models.
-
-
-COUNT = """
+LOAD = """
 import sys
-from agent.kube import client as shim
-{before}
-shim.load()
-shim.load()
+from agent.kube import client
+client.load()
+client.load()
 configuration = sys.modules["kubernetes_asyncio.client.configuration"].Configuration()
 assert configuration.connection_pool_maxsize == 100
 print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")]))
+print(sys.modules.keys() & {"dateutil", "urllib3.util"})
 """
-
-
-def printed(code: str) -> list[str]:
-    """What a fresh process prints."""
-    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
-    return done.stdout.splitlines()
+"""kubernetes_asyncio, without its models."""
 
 
 @pytest.mark.process
 @pytest.mark.timeout(60)
 def test_a_lazy_load_takes_a_handful_of_modules_and_nothing_that_no_request_uses():
     assert "36" == importlib.metadata.version("kubernetes-asyncio").split(".")[0], "tried with it"
-    unused = "print(sys.modules.keys() & {'dateutil', 'urllib3.util'})"
-    count, unused = printed(COUNT.format(before="") + unused)
+    words = [sys.executable, "-c", LOAD]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)  # noqa: S603 -- our own
+    count, unused = done.stdout.splitlines()
 
     assert 20 > int(count)
     assert "set()" == unused

@@ -48,22 +48,41 @@ def test_a_pod_is_found_wherever_the_kubelet_puts_it(tmp_path, path, pod, name):
     assert {7} == node.alive(7)
 
 
-def test_of_a_container_between_two_starts_no_process_exists(node):
-    node.container([1], name="pause", mounted="")
+def unlink(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
 
-    assert set() == node.alive(7)
+
+def in_another_namespace(node: ProcNode) -> None:
+    unlink(node.proc / "self/ns/pid")
+    (node.proc / "self/ns/pid").symlink_to("pid:[4026532400]")
 
 
-def test_without_a_cgroup_of_the_pod_nothing_is_known(node):
-    node.container([7], pod=f"pod{OTHER}")
+UNKNOWN = {
+    "the pod has no cgroup": lambda node: shutil.move(node.pods / f"pod{UID}", node.pods / OTHER),
+    # The sandbox's tree has directories alone, and its processes use GPUs nevertheless.
+    "its directory is no cgroup": lambda node: unlink(*node.pods.glob("*/*/cgroup.procs")),
+    "another namespace": in_another_namespace,
+    "no /proc": lambda node: unlink(node.proc / "self/ns/pid"),
+    "processes are hidden": lambda node: unlink(node.proc / "1/status"),
+    "mounts are hidden": lambda node: unlink(*node.proc.glob("*/mountinfo")),
+}
+
+
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
+def test_where_the_kernel_does_not_tell_it_nothing_is_known(node, make):
+    node.container([7])
+    make(node)
+    node.processes = ContainerProcesses(node.cgroups, node.proc)
 
     assert None is node.alive(7)
 
 
-def test_a_directory_that_is_no_cgroup_says_nothing_of_processes(node):
-    """The sandbox's tree has directories alone, and its processes use GPUs nevertheless."""
-    (node.container([]) / "cgroup.procs").unlink()
-    assert node.alive(7) is None
+@pytest.mark.parametrize("made", [{"name": "pause", "mounted": ""}, {}])
+def test_of_a_container_between_two_starts_no_process_exists(node, made):
+    node.container([1] if made else [], **made)
+
+    assert set() == node.alive(7)
 
 
 def test_when_the_cgroup_of_the_pod_is_gone_no_process_lives_whatever_is_searched_for(node):
@@ -83,31 +102,6 @@ def test_it_stays_gone_in_rounds_in_which_another_container_of_the_pod_is_asked_
     node.processes.begin([MAIN, SIDE])
 
     assert [set(), set()] == [node.alive(8, name=SIDE), node.alive(7)]
-
-
-@pytest.mark.parametrize("what", ["another namespace", "no /proc", "hidden"])
-def test_where_the_hosts_processes_cannot_be_seen_nothing_is_known(node, what):
-    node.container([7])
-    if what == "another namespace":
-        (node.proc / "self/ns/pid").unlink()
-        (node.proc / "self/ns/pid").symlink_to("pid:[4026532400]")
-    elif what == "no /proc":
-        (node.proc / "self/ns/pid").unlink()
-    else:
-        (node.proc / "1/status").unlink()
-    node.processes = ContainerProcesses(node.cgroups, node.proc)
-
-    assert None is node.alive(7)
-
-
-def test_what_a_process_has_mounted_must_be_known(node):
-    cgroup = node.container([7])
-    for path in node.proc.glob("*/mountinfo"):
-        path.unlink()
-
-    assert None is node.alive(7)
-    (cgroup / "cgroup.procs").write_text("")
-    assert set() == node.alive(7)
 
 
 def test_one_that_ends_and_one_that_starts_are_noticed(node):

@@ -10,9 +10,6 @@ from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.siege import Attack, Begin, Siege
 from tests.hostile.lab.working import NOBODY
 
-LOUD = 300.0
-"""Connections a second. A machine that does nothing but connect is no test of the agent."""
-
 
 def by_a_user(uid: int, attack: Attack, program: str, paths: Iterable[Path]) -> Begin:
     @contextlib.asynccontextmanager
@@ -49,7 +46,8 @@ async def test_another_user_of_the_node_changes_nothing(
 # Who reaches the web port, or is a user of the node: floods, garbage, and words that act.
 
 CROWD = 600.0
-"""The same, where they are held: 1,000 are open before half of the pods are served."""
+"""Connections a second, so that 1,000 are open before half of the pods are served. A machine that
+does nothing but connect is no test of the agent."""
 
 
 def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
@@ -90,19 +88,6 @@ async def test_actions_of_another_user_do_nothing(siege: Siege):
 
     assert 0 < tally.facts["answered"]
     assert 0 == tally.facts["acted"]
-
-
-async def test_who_fills_the_unix_socket_holds_up_nobody_and_root_is_answered(siege: Siege):
-    attack = Attack("the unix socket filled", "21", 20_000, 30.0, LOUD)
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: AttackTally) -> AsyncIterator[None]:
-        async with by_a_client(siege, attack, "crowds")(tally):
-            yield
-            await siege.node.is_alive_for_root()
-
-    with web_opened_to_all(siege.node.roots_door):
-        await siege.withstand(attack, begin)
 
 
 @contextlib.contextmanager

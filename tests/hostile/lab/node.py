@@ -1,6 +1,5 @@
 """The node under siege: one agent without capabilities, the models beside it, a disk of its own."""
 
-import asyncio
 import contextlib
 import ctypes
 import dataclasses
@@ -13,13 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import pytest
 
 from agent.model import Gpu, GpuUuid
 from agent.sandbox.kubelet.podloop import ended_status, merged
 from agent.sandbox.kubelet.pods import KubeletEvent
-from agent.sandbox.lab.cluster import DEADLINE, NAMESPACE, SandboxCluster, fetch, open_cluster
+from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import answers, differences, is_locked, is_running, pod_facts
 from agent.sandbox.scenario.stage import SumWatch, Wish, Workload
 from agent.sandbox.scheduler.model import SchedulerSettings
@@ -280,16 +278,6 @@ class Node:
         """The kubelet's probe is answered, and in the time that it has."""
         page = await fetch(self.address, "/livez")
         assert (200, True) == (page.status, self.cluster.agent.code is None)
-
-    async def is_alive_for_root(self) -> None:
-        """The same over the unix socket."""
-        connector = aiohttp.UnixConnector(str(self.roots_door))
-        async with (
-            asyncio.timeout(DEADLINE),
-            aiohttp.ClientSession("http://agent", connector=connector) as client,
-            client.get("/livez") as answer,
-        ):
-            assert (200, True) == (answer.status, self.cluster.agent.code is None)
 
     def resident(self) -> int:
         """MiB that the agent holds in memory."""

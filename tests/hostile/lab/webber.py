@@ -51,18 +51,6 @@ def deaf() -> Iterator[int]:
     yield from _held(connect, GET * 500)
 
 
-def crowds() -> Iterator[int]:
-    """The unix socket is filled with connections that say nothing."""
-
-    def connect(_: int) -> socket.socket:
-        caller = socket.socket(socket.AF_UNIX)
-        caller.setblocking(False)
-        caller.connect(SOCKET)
-        return caller
-
-    yield from _held(connect, GET[:1])
-
-
 def _held(connect: Callable[[int], socket.socket], said: bytes) -> Iterator[int]:
     """Connections that have each said this and are held, up to so many."""
     held: list[socket.socket] = []
