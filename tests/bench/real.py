@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import pairwise
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.state import decode_state
 from tests.bench import process
 from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
@@ -160,6 +162,7 @@ HAMI = "1,319 ms, 21.9 ms with 5 s between pods; -"
 async def allocates(_: int) -> list[Figure]:
     """Pods one by one, placed by hand, and after each what it could not do without, by itself."""
     at_kubelet, inside, tolls = list[float](), list[float](), list[tuple[float, float]]()
+    written = list[int]()
     async with open_bed() as bed:
         cluster = bed.cluster
         agent = (await bed.start()).agent
@@ -176,6 +179,7 @@ async def allocates(_: int) -> list[Figure]:
                 await cluster.until_running(name)
                 await cluster.until_unlocked()
                 now = await _kubelet_sum(bed), await _agent_sum(agent)
+                written.append(decode_state(state.read_bytes()).generation)
                 told.write(f"{state.stat().st_size} {NAMESPACE} {name}\n".encode())
                 async with asyncio.timeout(PATIENCE):
                     disk, question = map(float, (await said.readline()).split())
@@ -187,11 +191,14 @@ async def allocates(_: int) -> list[Figure]:
                     tolls.append((disk, question))
     how = f"{KUBELET} of each of {PODS} pods, one after the other"
     over = [took / sum(floor) for took, floor in zip(inside, tolls, strict=True)]
+    writes = [float(after - before) for before, after in pairwise(written)]
+    settled = "generations of state.json from one settled pod to the next, its end included"
     own, what = f"{INSIDE} of each pod", "Allocate in the agent"
     paired = "pod by pod: the Allocate and what disk and question took by themselves just after"
     return [
         Figure("real_allocate", "Allocate at the kubelet", "ms", at_kubelet, how, peers=HAMI),
         Figure("real_allocate_inside", what, "ms", inside, own),
+        Figure("real_state_writes", "writes of the state from pod to pod", "", writes, settled),
         Figure("real_allocate_over_both", f"{what} over both", "x", over, paired, 1.3),
     ]
 
