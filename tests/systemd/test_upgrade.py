@@ -59,7 +59,7 @@ async def test_0_1_is_upgraded_and_comes_back_and_no_pod_and_no_gpu_is_forgotten
     bare.settings(HAMI_AGENT_DRIVER_SIMULATE="h100:8")
     await bare.machine.run(*former, within=240)
     await bare.offers(80)
-    await bare.machine.run("/usr/local/bin/hami-agent", "simulate", "xid", XID, "0")
+    await bare.machine.run("/usr/local/bin/hami-agent", "simulate", "xid", "--gpu=0", XID)
     known = await serves(bare, FORMER, "first")
     running = await bare.shown()
 
