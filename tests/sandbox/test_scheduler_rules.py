@@ -143,6 +143,7 @@ def quota(name: str, **hard: object) -> Json:
         # The factor multiplies the limit of the memory alone.
         ("default", 4, (5000, 30), True),
         ("default", 4, (5001, 0), False),
+        ("default", 4, (0, 31), False),
     ],
 )
 def test_what_a_namespace_holds_and_what_is_asked_may_reach_the_limit(
