@@ -15,7 +15,7 @@ from tests.systemd.lab.made import name
 
 FORMER = "0.1.0"
 NEW = f"/src/dist/{name(__version__)}"
-XID = 57
+XID = "57"
 """The GPU is bad for ten minutes, of which its driver knows nothing."""
 STATE = f"/var/lib/hami-agent/{CURRENT}"
 
@@ -55,9 +55,11 @@ async def serves(node, version, pod):
 
 @pytest.mark.timeout(900)
 async def test_0_1_is_upgraded_and_comes_back_and_no_pod_and_no_gpu_is_forgotten(bare, former):
+    # Each version simulates GPUs of its own: how they are talked to is no promise.
+    bare.settings(HAMI_AGENT_DRIVER_SIMULATE="h100:8")
     await bare.machine.run(*former, within=240)
     await bare.offers(80)
-    bare.cluster.hardware.xid("0", XID)
+    await bare.machine.run("/usr/local/bin/hami-agent", "simulate", "xid", "--gpu=0", XID)
     known = await serves(bare, FORMER, "first")
     running = await bare.shown()
 

@@ -39,7 +39,7 @@ class BareMetal:
         """`systemd/install ARGUMENTS`, with the dependencies from a folder."""
         locked = ("--lock", "/src/wheels/lock.txt", "--wheels", "/src/wheels")
         more = () if "--rollback" in arguments else locked
-        return await self.machine.try_run("/src/systemd/install", *more, *arguments)
+        return await self.machine.try_run("/src/systemd/install", *more, *arguments, within=240)
 
     async def systemctl(self, *arguments: str) -> str:
         """`systemctl ARGUMENTS hami-agent`, which has to end well."""
