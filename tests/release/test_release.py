@@ -142,9 +142,12 @@ def test_the_packed_chart_renders_what_the_folder_renders(release: Path):
 
 
 def test_the_packed_chart_takes_the_values_of_the_version_before(release: Path):
-    values = Path(said(f"{ROOT}/tests/systemd/former").strip()) / "values.yaml"
+    former = said(f"{ROOT}/tests/systemd/former").strip()
+    if not former:
+        pytest.skip("this clone has no version before: git fetch --unshallow")
 
-    assert "kind: DaemonSet" in rendered(release / f"{NAME}.tgz", f"--values={values}")
+    values = f"--values={former}/values.yaml"
+    assert "kind: DaemonSet" in rendered(release / f"{NAME}.tgz", values)
 
 
 def test_the_image_runs_and_is_the_one_that_was_built_twice(release: Path, bundle: Bundle):

@@ -24,6 +24,8 @@ STATE = f"/var/lib/hami-agent/{CURRENT}"
 def former(machine_of_session, folder):
     """How the former version was installed, with its own script and dependencies."""
     made = os.environ["HAMI_SYSTEMD_FORMER"]  # noqa: TID251 -- said by tests/systemd/run
+    if not made:
+        pytest.skip(f"this clone has no version {FORMER}: git fetch --unshallow")
     shutil.copytree(made, folder / "dist" / FORMER)
     place = f"/src/dist/{FORMER}"
     locked = ("--lock", f"{place}/wheels/lock.txt", "--wheels", f"{place}/wheels")
