@@ -251,7 +251,7 @@ def returning_names_not_looked_at() -> Mutant:
 def locks_that_went_forgotten() -> Mutant:
     """Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing."""
     forgotten = replaced(service, "former_locks", lambda *_: ())
-    return Mutant(forgotten, "a good pod was refused", first=1171)
+    return Mutant(forgotten, "a good pod was refused", first=1213)
 
 
 def listed_for_good() -> Mutant:
