@@ -271,7 +271,10 @@ class PodList(msgspec.Struct, frozen=True):
 
 
 class PodChange(msgspec.Struct, frozen=True):
-    """One frame of the pod watch. `pod` is None for a bookmark. `deleted`: it left this node."""
+    """One frame of the pod watch. `deleted`: the pod left this node.
+
+    `pod` is None for a bookmark, and for a pod that cannot be read.
+    """
 
     resource_version: str
     pod: PodView | None = None

@@ -104,7 +104,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "P-LOCK": "look at that pod's Events; the lock of a pod that is over is freed within 35 s",
     "P-LIBRARY": "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
     "P-PRELOAD": "put HAMi-core's files there, of root and with mode 0644 (HA-5005)",
-    "P-PATHS": "make it a directory of root (0750) on a writable disk that has room (see dmesg)",
+    "P-PATHS": "make it a directory of root on a writable disk that has room (see dmesg)",
 }
 """What to do about it."""
 

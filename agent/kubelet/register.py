@@ -220,7 +220,7 @@ class Registration:
                 self._due, self._fresh_until = loop_time(), loop_time() + FRESH_FOR
                 self._backoff.reset()
 
-            # Beside an open stream another Register would end the registration (up to 1.36).
+            # Kubelets up to and including 1.36 end it at another Register beside an open stream.
             if self._is_bound() and self._streams.value > 0:
                 await self._serve()
             elif kubelet is None:

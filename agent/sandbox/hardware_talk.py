@@ -102,7 +102,7 @@ class HardwareSilent(AgentError):  # noqa: N818 -- the state, not the call, is t
 async def answering(
     socket_path: Path, request: HardwareRequest
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The answer to a request, for `replies`. Closing it ends it from outside.
+    """The answer to a request, for `next_reply`. Closing it ends it from outside.
 
     Raises HardwareUnreachable, HardwareSilent.
     """

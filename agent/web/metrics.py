@@ -143,7 +143,7 @@ _FORMER: Final = {
     "container_cores_allocated_ratio": "container_cores_promised_ratio",
     "container_slices_allocated": "container_slices_promised",
 }
-"""The name that a family had up to and including 0.1. 0.2 serves both."""
+"""The name that a family had in 0.1; 0.2 serves both."""
 
 
 def _of_node(facts: StatusFacts, labels: _Named) -> _Measured:

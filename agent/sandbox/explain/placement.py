@@ -211,8 +211,8 @@ UNTRIED: Final = dt.timedelta(seconds=60)
 RETRY_HOW: Final = (
     "HAMi's scheduler reads the Nodes every 15 s, and kube-scheduler tries such a pod again after "
     "at most 5 min; a change of the pod, such as kubectl label pod, makes it try now. If that "
-    "refuses it again, restart HAMi's scheduler: 2.8 and 2.9 read a report again only when the "
-    "number of slices changes"
+    "refuses it again, restart HAMi's scheduler: 2.8 reads a report again only when the number of "
+    "slices changes"
 )
 ADVICE: Final = {
     "CardNotHealth": "`hami-agent status --node {node}` says what the GPU has and what to do",
