@@ -1,8 +1,7 @@
 """`allocation.fence: prestart`: who may start starts; who was booked another GPU is told so."""
 
-from dataclasses import replace
-
 import pytest_asyncio
+from msgspec.structs import replace
 
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, decode, encode
 from tests.peers.lab.agents import RESOURCE
