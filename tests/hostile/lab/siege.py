@@ -33,6 +33,7 @@ def snapshot(places: Places, *others: Path) -> dict[str, Entry]:
 
     Of the directory above the containers' all is left out but what is named in `others`, which is
     taken whole; of sockets, and of files that are replaced with every pod, inode and content are.
+    What the agent logs is no file of its own: the sandbox writes it.
     """
     found: dict[str, Entry] = {}
     containers = places.hook / "vgpu" / "containers"
@@ -42,7 +43,8 @@ def snapshot(places: Places, *others: Path) -> dict[str, Entry]:
             folders.clear()
             continue
         for name in (*folders, *files):
-            if here == places.state and STATE.fullmatch(name):
+            is_state = here == places.state and STATE.fullmatch(name)
+            if is_state or here / name == places.log:
                 continue
             found[CHANCE.sub("-*.sock", str(here / name))] = _entry(here / name)
     for other in others:
