@@ -53,6 +53,15 @@ async def test_our_own_write_is_seen_before_the_watch_shows_it():
         assert answer == view.value
 
 
+async def test_an_answer_that_comes_after_the_watch_showed_more_takes_nothing_back():
+    async with following() as (api, node, view):
+        answer, newest = (api.edit_node({"a": text}) for text in "12")
+        await asyncio.sleep(0.1)
+        node.on_answer(answer)
+
+        assert newest == view.value
+
+
 async def test_a_server_that_was_restored_from_a_backup_is_believed():
     old = FakeApi()
     old.create_node({"restored": "yes"})
