@@ -108,6 +108,21 @@ async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
         assert created == view.value
 
 
+async def test_a_read_that_found_no_node_takes_back_none_that_the_watch_showed_meanwhile(
+    monkeypatch,
+):
+    async with following() as (api, node, view):
+
+        async def found_none() -> None:
+            api.edit_node({"a": "1"})
+            await asyncio.sleep(1)
+
+        monkeypatch.setattr(api, "get_node", found_none)
+        await node.refresh()
+
+        assert api.node == view.value
+
+
 async def test_a_read_that_finds_no_node_empties_the_view_before_a_watch_can_say_so():
     async with following() as (api, node, view):
         api.begin_outage()
