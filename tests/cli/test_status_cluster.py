@@ -55,6 +55,8 @@ def well(rig: ExplainRig) -> None:
 def in_use(rig: ExplainRig) -> None:
     rig.node("a", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
     rig.holder("train", "a", "GPU-1", mib=4096, cores=30)
+    rig.holder("over", "a", "GPU-1")
+    rig.edit_pod("over", {"status": {"phase": "Succeeded"}})
     rig.lock_node("a", "train")
 
 
@@ -67,7 +69,7 @@ def ill_by_events(rig: ExplainRig) -> None:
     ill(rig)
     tell(rig, "GpuReleased", f"GPU 1 (GPU-2): {RELEASED}")
     tell(rig, "GpuUnhealthy", "GPUs 2, 3: it is silent [H-LOST]")
-    tell(rig, "GpuRecovered", "GPUs 1, 2, 3: healthy again")
+    tell(rig, "GpuRecovered", "GPUs 1, 2, 3: healthy again", ago=100)
 
 
 def lost_and_back(rig: ExplainRig, gone: float, back: float) -> None:

@@ -192,6 +192,7 @@ async def test_containers_that_a_killed_agent_held_back_are_released(world, flag
 
     assert 0 == read_bytes(held.read_bytes()).region.recent_kernel
     assert before == free.read_bytes()
+    assert world.node_annotations() == (KEPT if mode == "hami" else NOTES)
 
 
 async def test_regions_that_cannot_be_looked_at_are_told_and_stop_nothing(
@@ -275,12 +276,14 @@ async def test_a_node_that_fails_is_told_and_the_others_are_cleaned(
 async def test_agents_pods_and_plugins_keep_their_nodes(two, monkeypatch, capsys):
     monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
     offered = (("True", "80"), ("False", "1k"), ("Unknown", "8"), ("True", "0"), ("True", "many"))
-    for name, (ready, amount) in zip("cdefg", offered, strict=True):
+    for name, (ready, amount) in zip("cdefgh", (*offered, ("Unknown", "0")), strict=True):
         two.store.create(
             "nodes", node_object(name, ready, allocatable={"gpus.example/one": amount})
         )
     create_pod(two, "agent-1", "a")
     create_pod(two, "another-1", "b")
+    create_pod(two, "agent-2", "h")  # nothing runs it
+    create_pod(two, "agent-3", "")
 
     assert 1 == await everywhere(two, "--resource-name", "gpus.example/one")
 
@@ -289,5 +292,22 @@ async def test_agents_pods_and_plugins_keep_their_nodes(two, monkeypatch, capsys
     assert "(pod agent-1): clean it when" in out[0]
     skipped = "skipped: a device plugin serves gpus.example/one there"
     assert [f"c: {skipped}", f"d: {skipped}"] == out[2:4]
-    kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abcdefg"]
-    assert [NOTES, KEPT, NOTES, NOTES, KEPT, KEPT, KEPT] == kept
+    assert out[-1].startswith("no Node yet: something is left: its agent has not ended")
+    kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abcdefgh"]
+    assert [NOTES, KEPT, NOTES, NOTES, KEPT, KEPT, KEPT, KEPT] == kept
+
+
+async def test_an_agent_that_ends_meanwhile_is_waited_for(two, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("agent.cli.node._say", said.append)
+    monkeypatch.setattr("agent.cli.node.PAUSE", 0.05)
+    create_pod(two, "agent-1", "a")
+    async with asyncio.TaskGroup() as group:
+        cleaning = group.create_task(everywhere(two))
+        while not said:  # noqa: ASYNC110 -- the verb has a loop of its own
+            await asyncio.sleep(0.02)
+        two.store.delete("pods", "gpus", "agent-1", grace=0)
+
+    assert 0 == cleaning.result()
+    assert ["waiting up to 90 s for agents and plugins to end: a"] == said
+    assert two.store.get("nodes", "", "a")["metadata"]["annotations"] == KEPT

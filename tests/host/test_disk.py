@@ -125,6 +125,22 @@ async def test_a_directory_that_everybody_may_write_is_closed_to_them(
     assert (after if ours else before) == stat.S_IMODE(path.stat().st_mode)
 
 
+async def test_content_and_second_name_are_on_disk_before_the_content_gets_its_name(
+    disk, monkeypatch
+):
+    steps = list[str]()
+
+    def fsync(handle):
+        found = os.fstat(handle)
+        steps.append("names" if stat.S_ISDIR(found.st_mode) else f"{found.st_size} bytes")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", lambda *_, **__: steps.append("rename"))
+    await disk.replace("state.json", b"12345", keep="state.json.1")
+
+    assert ["5 bytes", "names", "rename", "names"] == steps
+
+
 # replace(): at whatever step it is cut off, some whole generation is there to be read.
 
 

@@ -390,6 +390,8 @@ async def test_what_has_too_many_entries_or_bytes_is_named_and_nothing_else_is_l
         assert [NAME] * len(least) == [name for _, name in found]
         assert all(count >= one for (count, _), one in zip(found, least, strict=True))
     assert before == handles()
+    monkeypatch.setattr(hookdirs, "names_in", lambda _: [NAME.replace("main", "removed-since")])
+    assert [] == large_directories(hook)
 
 
 async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):

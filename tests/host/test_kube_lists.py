@@ -137,6 +137,14 @@ async def test_a_list_without_end_is_given_up(tmp_path: Path, monkeypatch, answe
     assert "check the API server and the proxies before it" in str(said.value)
 
 
+async def test_an_object_that_no_answer_may_hold_is_an_error(tmp_path: Path, monkeypatch):
+    for limit in ("BODY_LIMIT", "PAGE_LIMIT"):
+        monkeypatch.setattr(client, limit, 100)
+    async with asyncio.timeout(20), a_session(answering(b" " * 200), tmp_path) as session:
+        with pytest.raises(ApiError, match="the answer is longer than"):
+            await fetch_list(session, NODES, bytes, MOST)
+
+
 @pytest.mark.parametrize("size", [300, 20_000, 60_000])
 async def test_a_page_is_not_asked_for_that_will_be_too_long(tmp_path: Path, size: int):
     async with asyncio.timeout(20), model_world(tmp_path, "admin") as world:

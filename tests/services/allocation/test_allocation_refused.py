@@ -64,6 +64,15 @@ async def test_a_kubelet_that_answers_late_or_at_the_next_try_costs_no_pod(troub
         assert 1 == len(desk.ledger.rows)
 
 
+async def test_a_pod_is_refused_after_its_lock_had_a_moment_to_come():
+    async with a_desk() as desk:
+        desk.admit(placed(1, annotations={}))
+        began = elapsed()
+        await refused(desk, RefusalReason.NO_LOCK)
+
+        assert LOCK_PAUSE == pytest.approx(elapsed() - began)
+
+
 async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
     async with a_desk() as desk:
         desk.witness.supported = False

@@ -128,6 +128,16 @@ async def test_a_holder_is_adopted_with_its_own_group():
         assert (1, G2, True) == (row.group, row.shares[0].uuid, row.confirmed)
 
 
+async def test_of_a_row_that_was_closed_nothing_counts_any_more():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        await desk.service.allocate(ids(0))
+        assert frozenset(ids(0)) == desk.service.held()
+        await desk.state.commit(lambda ledger: ledger.drop(row.key for row in ledger.rows))
+
+        assert frozenset() == desk.service.held()
+
+
 async def test_a_second_answer_is_equal_and_its_row_is_the_new_kubelets():
     """The kubelet lost its record and was restarted. The directory is left as it is."""
     async with a_desk() as desk:

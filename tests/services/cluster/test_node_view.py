@@ -53,6 +53,15 @@ async def test_our_own_write_is_seen_before_the_watch_shows_it():
         assert answer == view.value
 
 
+async def test_an_answer_that_comes_after_the_watch_showed_more_takes_nothing_back():
+    async with following() as (api, node, view):
+        answer, newest = (api.edit_node({"a": text}) for text in "12")
+        await asyncio.sleep(0.1)
+        node.on_answer(answer)
+
+        assert newest == view.value
+
+
 async def test_a_server_that_was_restored_from_a_backup_is_believed():
     old = FakeApi()
     old.create_node({"restored": "yes"})
@@ -97,6 +106,21 @@ async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
         await asyncio.sleep(0.1)
 
         assert created == view.value
+
+
+async def test_a_read_that_found_no_node_takes_back_none_that_the_watch_showed_meanwhile(
+    monkeypatch,
+):
+    async with following() as (api, node, view):
+
+        async def found_none() -> None:
+            api.edit_node({"a": "1"})
+            await asyncio.sleep(1)
+
+        monkeypatch.setattr(api, "get_node", found_none)
+        await node.refresh()
+
+        assert api.node == view.value
 
 
 async def test_a_read_that_finds_no_node_empties_the_view_before_a_watch_can_say_so():

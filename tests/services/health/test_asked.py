@@ -33,6 +33,15 @@ async def test_a_recheck_says_why_a_gpu_that_is_well_takes_no_pods():
         assert ("it is filtered out by the settings",) == found.missing
 
 
+async def test_a_recheck_tells_what_the_gpu_was_and_what_it_is_now():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.outcomes[G1] = ProbeOutcome.LOST
+        found = await bench.watch.recheck(G1)
+
+        assert ("ok", "lost") == (found.before.condition, found.after.condition)
+
+
 async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_such():
     async with running(OFF, recalled={G0: ILL}) as bench:
         bench.driver.xid(G1, 79)

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+import errno
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from agent.cluster import Phase, PodTable, Tombstone
 from agent.ledger import KubeletEpoch
 from agent.model import slice_id
-from agent.reconcile import GRACE, PERIOD, QUIET, THROTTLED_PAUSE
+from agent.reconcile import GRACE, PERIOD, QUIET, RETRY, THROTTLED_PAUSE
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import (
     EPOCH,
@@ -50,6 +51,19 @@ async def test_a_container_whose_row_and_record_are_both_lost_is_known_by_its_di
         await asyncio.sleep(0.1)
 
         assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
+
+
+async def test_what_its_directory_alone_shows_is_looked_for_until_its_row_is_on_disk():
+    async with a_scene() as scene:
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
+        scene.hooks.names = {OWN}
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+        assert () == scene.rows
+        scene.disk.faults.revive()
+        await asyncio.sleep(RETRY + 1)
+
+        assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
 
 
 @pytest.mark.parametrize("is_made_by_a_call", [True, False])

@@ -85,6 +85,17 @@ async def test_all_regions_are_read_in_one_call_every_five_seconds_for_the_gpus_
     assert RegionState.ABSENT == absent.state
 
 
+async def test_why_regions_cannot_be_read_is_logged_once_and_once_more_after_they_could():
+    bench = UsageBench()
+    with capture_logs() as logs:
+        async with sampling(bench):
+            for text in ("no disk", "read-only", "", "read-only"):
+                bench.regions.broken = text
+                await asyncio.sleep(3 * PERIOD)
+
+    assert ["no disk", "read-only", "read-only"] == [line["err"] for line in logs]
+
+
 async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown():
     bench = UsageBench()
     bench.uses(MAIN, GIB)
@@ -205,6 +216,18 @@ async def switching(bench: FeedbackBench) -> AsyncIterator[None]:
     async with at_work(bench.usage.run):
         await asyncio.sleep(0.001)
         yield
+
+
+async def test_who_used_a_multiprocessor_holds_back_others_for_ten_seconds():
+    """HAMi-core does not see the kernels of CUDA graphs."""
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        bench.idle(HIGH, priority=0)
+        await asyncio.sleep(PERIOD)
+        assert (-1, True) == bench.state(LOW)
+        await asyncio.sleep(2 * PERIOD)
+        assert (0, False) == bench.state(LOW)
 
 
 async def test_the_end_releases_all_that_was_held_back_and_is_not_delayed_by_a_silent_disk():

@@ -113,6 +113,9 @@ SCENES = {
     "it is static": admitting(named_pod(1, static=True)),
     "an old kubelet, and two may ask": now(without_witness(a_scene(POD, OTHER))),
     "an old kubelet, and the lone pod's lock is gone": now(without_witness(REPLAY)),
+    "an old kubelet, and it asks in an init container alone": now(
+        without_witness(a_scene(INIT_ONLY))
+    ),
     "the API server is away": changed(a_scene(), table=PodTable(), listed=True, list_failed=True),
     "nothing was written": admitting(a_pod(name="train-1", annotations={})),
     "no GPU was written": given(";"),

@@ -163,6 +163,13 @@ def test_a_process_that_is_known_to_be_dead_uses_nothing(alive, total, processes
     assert use_of(reading(last_kernel=NOW + dt.timedelta(seconds=5)), NOW).idle == dt.timedelta(0)
 
 
+def test_what_all_processes_together_use_is_never_less_than_nothing():
+    """HAMi-core 2.8.1 and later can take from a slot what another process had added."""
+    use = use_of(reading(a_sum_process(7, 10, 10), a_sum_process(9, -30, 40)), NOW)
+
+    assert [0, 50] == [gpu.memory.total for gpu in use.gpus]
+
+
 # Whose GPU a number of a region is: the GPUs that the container was given decide.
 
 G3 = a_uuid(3)
