@@ -154,7 +154,8 @@ def _reads_its_own(node: str, target: Target, stored: Json | None) -> bool:
             return target.fields.get("spec.nodeName") == node
         case "pods", "get":
             return stored is not None and (stored.get("spec") or {}).get("nodeName") == node
-    return True
+        case _:
+            return True
 
 
 def parse_review(review: Json) -> Target:
@@ -162,7 +163,7 @@ def parse_review(review: Json) -> Target:
     asked = review["spec"]["resourceAttributes"]
     selector = (asked.get("fieldSelector") or {}).get("rawSelector", "")
     keys = ("verb", "resource", "namespace", "name", "subresource")
-    return Target(*(asked.get(key, "") for key in keys), parse_fields(selector))
+    return Target(**{key: asked.get(key, "") for key in keys}, fields=parse_fields(selector))
 
 
 # The object and the options of a request.
