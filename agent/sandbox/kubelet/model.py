@@ -138,12 +138,11 @@ class PodWorkers:
         await self._take(self._timings.container_start)
         if self._node.pods.get(uid) is not pod or pod.is_rejected:
             return True
-        pod.starts[name] = pod.starts.get(name, 0) + 1
-        pod.running.add(name)
+        pod.begin(name)
         self._seen.note("container_started", pod=uid, container=name)
         if container.kind == "init":
             await self._take(self._timings.init_run)
-            pod.running.discard(name)
+            pod.end(name)
             self._seen.note("init_ended", pod=uid, container=name)
         return True
 
@@ -447,7 +446,7 @@ class KubeletModel:
 
     async def container_died(self, uid: str, container: str) -> None:
         """End a container as if by itself. Its pod worker starts it again."""
-        self.node.pods[uid].running.discard(container)
+        self.node.pods[uid].end(container)
         if self._life is not None and self.is_up:
             self._life.submit_death(uid)
 

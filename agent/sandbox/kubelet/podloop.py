@@ -7,9 +7,10 @@ kubelet handles the deletion afterwards.
 import asyncio
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 from agent.sandbox.kubelet.allocation import NodeResources
@@ -17,49 +18,44 @@ from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, NodePod
 from agent.sandbox.store import ConflictError, GoneError, Json, NotFoundError, ObjectStore
 
-_OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
-_PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}
-_CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
 RUN_SECONDS: Final = "sandbox/run-seconds"
+"""The annotation of a pod that ends by itself after so many seconds."""
+_OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
+_CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
 _STATUS_DELAY: Final = (0.016, 0.047)
 _STOP_SECONDS: Final = 1.0
-_TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _RETOLD: Final = frozenset(
     {"admitted", "rejected", "container_started", "init_ended", "container_waiting"}
 )
-_STARTED: Final = {"startedAt": "container_started"}
-_TIMES: Final = {"running": _STARTED, "terminated": _STARTED | {"finishedAt": "init_ended"}}
-"""The events that times in a container's state are of."""
+Stamp = Callable[[float], str]
+"""The text of a moment of the loop's clock."""
 
 
-def running_status(pod: NodePod, now: str) -> Json:
+def running_status(pod: NodePod, now: str, stamp: Stamp) -> Json:
     """The status of an admitted pod."""
     containers = pod.spec.containers
     apps = [c for c in containers if c.kind == "app"]
-    started = [c for c in apps if pod.starts.get(c.name)]
+    is_ready = all(c.name in pod.running for c in apps)
     status: Json = {
-        "phase": "Running" if started else "Pending",
+        "phase": "Running" if any(pod.starts.get(c.name) for c in apps) else "Pending",
         "startTime": now,
-        "conditions": _conditions(pod, is_ready=all(c.name in pod.running for c in apps)),
-        "containerStatuses": [_container(pod, c, now) for c in apps],
+        "conditions": _conditions(pod, is_ready=is_ready),
+        "containerStatuses": [_container(pod, c, stamp) for c in apps],
     }
-    inits = [c for c in containers if c.kind != "app"]
-    if inits:
-        status["initContainerStatuses"] = [_container(pod, c, now) for c in inits]
+    if inits := [_container(pod, c, stamp) for c in containers if c.kind != "app"]:
+        status["initContainerStatuses"] = inits
     return status
 
 
 def ended_status(pod: NodePod, now: str) -> Json:
     """The status of a pod whose containers have all ended with exit code 0."""
-    done = {"exitCode": 0, "reason": "Completed", "finishedAt": now}
+    state = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now}}
+    ended = {"ready": False, "started": False, "state": state}
+    apps = [c.name for c in pod.spec.containers if c.kind == "app"]
     return {
         "phase": "Succeeded",
         "conditions": _conditions(pod, is_ready=False),
-        "containerStatuses": [
-            _identity(pod, c) | {"ready": False, "started": False, "state": {"terminated": done}}
-            for c in pod.spec.containers
-            if c.kind == "app"
-        ],
+        "containerStatuses": [_identity(pod, name) | ended for name in apps],
     }
 
 
@@ -81,64 +77,44 @@ def merged(old: Json, new: Json) -> Json:
     whole["conditions"] = [
         held.get((told["type"], told["status"]), told) for told in new.get("conditions") or ()
     ]
-    for key in ("containerStatuses", "initContainerStatuses"):
-        before = {entry["name"]: entry for entry in old.get(key) or ()}
-        for entry in whole.get(key) or ():
-            _keep_times(before.get(entry["name"], {}), entry)
     return whole
 
 
-def _keep_times(before: Json, entry: Json) -> None:
-    if before.get("containerID") != entry.get("containerID"):
-        return
-    for name, state in entry["state"].items():
-        known = (before.get("state") or {}).get(name)
-        if known is not None:
-            state.update({key: known[key] for key in ("startedAt", "finishedAt") if key in known})
+def container_id(pod: NodePod, name: str) -> str:
+    """The runtime's id of the container's latest start."""
+    text = f"{pod.spec.uid}/{name}/{pod.starts[name]}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _container(pod: NodePod, container: ContainerSpec, now: str) -> Json:
-    is_up = container.name in pod.running
-    return _identity(pod, container) | {
-        "ready": is_up,
-        "started": is_up,
-        "state": _state(pod, container, now),
-    }
-
-
-def _identity(pod: NodePod, container: ContainerSpec) -> Json:
-    starts = pod.starts.get(container.name, 0)
-    identity: Json = {"name": container.name, "restartCount": max(0, starts - 1)}
-    if starts:
-        text = f"{pod.spec.uid}/{container.name}/{starts}"
-        identity["containerID"] = f"containerd://{hashlib.sha256(text.encode()).hexdigest()}"
-    return identity
-
-
-def _state(pod: NodePod, container: ContainerSpec, now: str) -> Json:
+def _container(pod: NodePod, container: ContainerSpec, stamp: Stamp) -> Json:
     name = container.name
+    is_up = name in pod.running
+    status = _identity(pod, name) | {"ready": is_up, "started": is_up}
     if name in pod.waiting:
-        refusal = {"reason": "CreateContainerConfigError", "message": pod.waiting[name]}
-        return {"waiting": refusal}
-    if name in pod.running:
-        return {"running": {"startedAt": now}}
-    if pod.starts.get(name):
-        exit_code = 0 if container.kind == "init" else 137
-        reason = "Completed" if container.kind == "init" else "Error"
-        return {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": now}}
-    early = container.kind == "app" and not pod.is_initialised
-    return {"waiting": {"reason": "PodInitializing" if early else "ContainerCreating"}}
+        waiting = {"reason": "CreateContainerConfigError", "message": pod.waiting[name]}
+        return status | {"state": {"waiting": waiting}}
+    if name not in pod.starts:
+        early = container.kind == "app" and not pod.is_initialised
+        reason = "PodInitializing" if early else "ContainerCreating"
+        return status | {"state": {"waiting": {"reason": reason}}}
+    began = {"startedAt": stamp(pod.began[name])}
+    if is_up:
+        return status | {"state": {"running": began}}
+    code, reason = (0, "Completed") if container.kind == "init" else (137, "Error")
+    ended = {"exitCode": code, "reason": reason, "finishedAt": stamp(pod.ended[name])}
+    return status | {"state": {"terminated": ended | began}}
+
+
+def _identity(pod: NodePod, name: str) -> Json:
+    starts = pod.starts.get(name, 0)
+    identity: Json = {"name": name, "restartCount": max(0, starts - 1)}
+    return identity | ({"containerID": f"containerd://{container_id(pod, name)}"} if starts else {})
 
 
 def _conditions(pod: NodePod, *, is_ready: bool) -> list[Json]:
-    initialised = "True" if pod.is_initialised else "False"
-    ready = "True" if is_ready else "False"
-    return [
-        {"type": "PodScheduled", "status": "True"},
-        {"type": "Initialized", "status": initialised},
-        {"type": "ContainersReady", "status": ready},
-        {"type": "Ready", "status": ready},
-    ]
+    ready = ("ContainersReady", is_ready), ("Ready", is_ready)
+    found = ("PodScheduled", True), ("Initialized", pod.is_initialised), *ready
+    return [{"type": kind, "status": str(holds)} for kind, holds in found]
 
 
 class NodeReporter:
@@ -180,20 +156,9 @@ class NodeReporter:
         try:
             self._store.get("nodes", "", self._name)
         except NotFoundError:
-            labels = {"kubernetes.io/hostname": self._name, "kubernetes.io/os": "linux"}
-            ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
-            self._store.create(
-                "nodes",
-                {
-                    "metadata": {"name": self._name, "labels": labels},
-                    "spec": {},
-                    "status": {
-                        "capacity": dict(_PLAIN),
-                        "allocatable": dict(_PLAIN),
-                        "conditions": [ready],
-                    },
-                },
-            )
+            status = {"conditions": [{"type": "Ready", "status": "True"}]}
+            metadata = {"name": self._name, "labels": {"kubernetes.io/hostname": self._name}}
+            self._store.create("nodes", {"metadata": metadata, "spec": {}, "status": status})
 
     def _report(self, resources: NodeResources) -> None:
         gone = dict.fromkeys(resources.removed, 0)
@@ -279,8 +244,6 @@ class KubeletPodLoop:
         self._started = -math.inf
         self._untold: dict[str, float] = {}
         """From when the rejection of that pod can be told. A new kubelet asks for it again."""
-        self._times: dict[tuple[str, str, str], str] = {}
-        """When such an event happened to a container of a pod last."""
         self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
 
     async def run(self) -> None:
@@ -321,7 +284,7 @@ class KubeletPodLoop:
         uid = pod["metadata"]["uid"]
         hosted = self._hosted.get(uid)
         if hosted is None:
-            if (pod.get("status") or {}).get("phase") in _TERMINAL:
+            if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 return
             if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
                 return  # the write before its removal; the pod is no longer known, or never was
@@ -357,7 +320,6 @@ class KubeletPodLoop:
         await self._model.pod_gone(hosted.uid, stop_seconds=seconds)
         self._hosted.pop(hosted.uid, None)
         self._untold.pop(hosted.uid, None)
-        self._times = {key: at for key, at in self._times.items() if key[0] != hosted.uid}
         if not hosted.is_gone:
             # It may have been deleted with grace 0 meanwhile.
             with suppress(NotFoundError, ConflictError):
@@ -401,8 +363,6 @@ class KubeletPodLoop:
 
     def _hear(self, event: KubeletEvent) -> None:
         timings = self._model.timings
-        if event.kind in ("container_started", "init_ended"):
-            self._times[event.pod, event.container, event.kind] = self._stamp()
         if event.kind == "started":
             self._started = event.elapsed
             loop = asyncio.get_running_loop()
@@ -442,13 +402,7 @@ class KubeletPodLoop:
             return
         verdict = pod.admission
         if verdict.admitted:
-            status = running_status(pod, self._stamp())
-            entries = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
-            for entry in entries:
-                for state, told in entry["state"].items():
-                    for key, kind in _TIMES.get(state, {}).items():
-                        if (at := self._times.get((uid, entry["name"], kind))) is not None:
-                            told[key] = at
+            status = running_status(pod, self._stamp(), self._stamp_of)
         elif asyncio.get_running_loop().time() < self._untold.get(uid, -math.inf):
             # Not Failed yet: a new kubelet takes each pod for one whose containers may still run.
             status = {"startTime": self._stamp()}
@@ -466,6 +420,10 @@ class KubeletPodLoop:
             self._store.update("pods", *hosted.key, change, uid=hosted.uid)
         except (NotFoundError, ConflictError):
             return  # the pod is gone, or another pod has its name
+
+    def _stamp_of(self, moment: float) -> str:
+        ago = timedelta(seconds=asyncio.get_running_loop().time() - moment)
+        return (self._model.clock.now() - ago).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _stamp(self) -> str:
         return self._model.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -106,6 +106,7 @@ class NodePod:
     """One pod of the node.
 
     `waiting`: container → why it cannot be created. `starts`: container → number of starts.
+    `began`, `ended`: container → loop time of its latest start and end.
     `has_cgroup`: the kubelet has begun to start it since the boot.
     """
 
@@ -114,6 +115,8 @@ class NodePod:
     running: set[str] = field(default_factory=set)
     waiting: dict[str, str] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
     is_initialised: bool = False
     has_cgroup: bool = False
     _verdicts: list[asyncio.Future[KubeletAdmission]] = field(default_factory=list)
@@ -122,6 +125,23 @@ class NodePod:
     def is_rejected(self) -> bool:
         """Whether the kubelet has rejected it."""
         return self.admission is not None and not self.admission.admitted
+
+    def begin(self, name: str) -> None:
+        """Note that a container starts."""
+        self.starts[name] = self.starts.get(name, 0) + 1
+        self.began[name] = asyncio.get_running_loop().time()
+        self.running.add(name)
+
+    def end(self, name: str) -> None:
+        """Note that a container has ended."""
+        self.running.discard(name)
+        self.ended[name] = asyncio.get_running_loop().time()
+
+    def stop(self) -> None:
+        """End all containers."""
+        for name in tuple(self.running):
+            self.end(name)
+        self.waiting.clear()
 
     async def verdict(self) -> KubeletAdmission:
         """Wait for the next verdict, from any kubelet process."""
@@ -133,8 +153,7 @@ class NodePod:
         """Set the verdict. A rejection kills the running containers of the pod."""
         self.admission = admission
         if not admission.admitted:
-            self.running.clear()
-            self.waiting.clear()
+            self.stop()
         verdicts, self._verdicts = self._verdicts, []
         for future in verdicts:
             if not future.done():
@@ -173,8 +192,7 @@ class KubeletNode:
     def stop_all(self) -> None:
         """Stop all containers, as a reboot does. Init containers have to run again."""
         for pod in self.pods.values():
-            pod.running.clear()
-            pod.waiting.clear()
+            pod.stop()
             pod.is_initialised = pod.has_cgroup = False
 
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import random
 import shutil
-import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
 from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
+from agent.sandbox.kubelet.podloop import KubeletPodLoop, container_id
 from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
@@ -166,11 +165,8 @@ class CgroupTree:
         wanted: set[str] = set()
         # The kubelet keeps a pod's cgroup while its containers restart.
         for pod in (one for one in self._kubelet.node.pods.values() if one.has_cgroup):
-            home, status = f"pod{pod.spec.uid}", running_status(pod, "")
-            wanted.add(home)
-            for key in ("initContainerStatuses", "containerStatuses"):
-                ids = (each["containerID"] for each in status.get(key, ()) if each["ready"])
-                wanted |= {f"{home}/{text.rpartition('://')[2]}" for text in ids}
+            home = f"pod{pod.spec.uid}"
+            wanted |= {home, *(f"{home}/{container_id(pod, name)}" for name in pod.running)}
         return wanted
 
 
@@ -220,9 +216,9 @@ class SandboxCluster:
     @property
     def web_address(self) -> str | None:
         """The address of the present agent's web server, once the agent has logged it."""
-        for line in self.log.of("web.listening", self.agent.pid):
-            if "port" in line.fields:
-                return f"http://{host_port(str(line.fields['host']), line.fields['port'])}"
+        for fields in (line.fields for line in self.log.of("web.listening", self.agent.pid)):
+            if "port" in fields:
+                return f"http://{host_port(str(fields['host']), fields['port'])}"
         return None
 
     def command(self) -> tuple[str, ...]:
@@ -264,10 +260,6 @@ class SandboxCluster:
     async def stop_agent(self) -> int:
         """SIGTERM to the present agent. Returns its exit code."""
         return await self.agent.stop()
-
-    def reload_agent(self) -> None:
-        """SIGHUP to the present agent."""
-        self.agent.signal(signal.SIGHUP)
 
     async def end_container(self, uid: str, container: str) -> None:
         """End a container as if by itself. Its pod worker starts it again.
@@ -411,27 +403,6 @@ async def keep_agent(cluster: SandboxCluster, tell: Callable[[str], None]) -> No
         tell(f"the agent, pid {agent.pid}, ended with {code}")
         await asyncio.sleep(RESTART_DELAY)
         tell(f"agent started, pid {(await cluster.start_agent()).pid}")
-
-
-async def tell_news(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
-    """Print the changes of slices and pods, for ever."""
-
-    def look() -> dict[str, str]:
-        found = {"slices": f"{cluster.allocatable()} allocatable"}
-        for pod in cluster.store.select("pods"):
-            metadata, status = pod["metadata"], pod["status"]
-            words = filter(None, (status.get("phase"), status.get("reason")))
-            found[f"pod {metadata['namespace']}/{metadata['name']}"] = " ".join(words)
-        return found
-
-    before = look()
-    while True:
-        await cluster.pulse.wait()
-        known = look()
-        for name in sorted(known.keys() | before.keys()):
-            if known.get(name) != before.get(name):
-                tell(f"{name}: {known.get(name, 'gone')}")
-        before = known
 
 
 # A client of the agent's web server.

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agent import cluster as annotations
-from agent.errors import StateCorrupt
 from agent.hami.annotations import RegisteredGpu, decode_pod_devices, decode_register
 from agent.ledger import Ledger, State
 from agent.model import Gpu, GpuUuid, Share
@@ -109,12 +108,7 @@ def parsed(answer: bytes) -> ContainerAllocateResponse:
 
 def state_on_disk(cluster: SandboxCluster) -> State:
     """The content of the agent's state file. Raises OSError, StateCorrupt: it cannot be read."""
-    path = cluster.places.state / STATE_FILE
-    try:
-        return decode_state(path.read_bytes())
-    except StateCorrupt:
-        # The second write after the open overwrites the opened file, which may happen now.
-        return decode_state(path.read_bytes())
+    return decode_state((cluster.places.state / STATE_FILE).read_bytes())
 
 
 def ledger_on_disk(cluster: SandboxCluster) -> Ledger:

@@ -67,14 +67,12 @@ class Workload:
 
 
 PLACED: Final = (
-    Workload(
-        "one", "one GPU with a memory and a core limit", (Wish("main", 1, 4096, core_percent=30),)
-    ),
+    Workload("one", "one GPU with a memory and a core limit", (Wish("main", 1, 4096, 30),)),
     Workload("pair", "two GPUs in one container", (Wish("main", 2, 2048),)),
     Workload(
         "trio",
         "three containers, one of them without a GPU",
-        (Wish("left", 1, 1024), Wish("plain"), Wish("right", 1, 2048, core_percent=20)),
+        (Wish("left", 1, 1024), Wish("plain"), Wish("right", 1, 2048, 20)),
     ),
     Workload(
         "prepared",
@@ -262,9 +260,7 @@ class DiskWatch:
             return
         row = state.ledger.find(key)
         if row is None or sorted(row.slice_ids) != sorted(event.ids):
-            self.problems.append(
-                f"{event.container} of {event.pod} is not in generation {state.generation}"
-            )
+            self.problems.append(f"{event.container} of {event.pod} is not on disk")
 
 
 @dataclass(eq=False, slots=True)
@@ -285,9 +281,9 @@ class SumWatch:
         self.checks += 1
         kept, total = answers(self.cluster), defaultdict[GpuUuid, Load](Load)
         try:
-            for uid, pod in self.cluster.kubelet.node.pods.items():
+            for pod in self.cluster.kubelet.node.pods.values():
                 if pod.admission is not None and pod.admission.admitted:
-                    for uuid, use in pod_use(pod.spec, uid, kept).items():
+                    for uuid, use in pod_use(pod.spec, kept).items():
                         total[uuid] += use
         except ValueError as error:
             self.problems.append(f"an answer cannot be read: {error}")
@@ -301,12 +297,12 @@ class SumWatch:
                 self.problems.append(f"GPU {uuid or 'without a name'} was promised {told}")
 
 
-def pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Load]:
+def pod_use(spec: PodSpec, kept: Answers) -> Mapping[GpuUuid, Load]:
     """Per GPU: max(peak of init containers beside sidecars before them, sidecars and apps)."""
     lasting: defaultdict[GpuUuid, Load] = defaultdict(Load)
     peaks: defaultdict[GpuUuid, Load] = defaultdict(Load)
     for container in spec.containers:
-        answer = kept.get((uid, container.name))
+        answer = kept.get((spec.uid, container.name))
         limits = promised(parsed(answer)) if answer is not None else {}
         for uuid, (memory_mib, percent) in limits.items():
             both = lasting[uuid] + Load(1, memory_mib, percent)
@@ -367,11 +363,8 @@ class Stage:
         await self.cluster.until(lambda: holds() or agent.code is not None, within)
         if holds():
             return
-        why = (
-            f"the agent exited with {agent.code}"
-            if agent.code is not None
-            else f"not in {within:g} s"
-        )
+        code = agent.code
+        why = f"not in {within:g} s" if code is None else f"the agent exited with {code}"
         self.record.settle(claim, "", [f"{why}: {found()}"])
         raise Unmet(claim)
 
