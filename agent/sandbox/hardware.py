@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 import msgspec
 import structlog
@@ -50,13 +50,12 @@ RESET_TIME: Final = 1.0
 """Seconds for which a GPU is lost during its reset."""
 
 
-class GpuProfile(msgspec.Struct, frozen=True):
-    """One GPU model. `name` and `memory_mib` are NVML's values.
+class GpuProfile(NamedTuple):
+    """One GPU model; name and memory are NVML's values.
 
     `nvlinks` connect each two GPUs of `linked` neighbours: a bridge has 2, a switch all.
     """
 
-    key: str
     name: str
     memory_mib: int
     nvlinks: int = 0
@@ -64,13 +63,10 @@ class GpuProfile(msgspec.Struct, frozen=True):
 
 
 PROFILES: Final[Mapping[str, GpuProfile]] = {
-    profile.key: profile
-    for profile in (
-        GpuProfile("h100", "NVIDIA H100 80GB HBM3", 81559, 18),
-        GpuProfile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12),
-        GpuProfile("t4", "Tesla T4", 15360),
-        GpuProfile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, linked=2),
-    )
+    "h100": GpuProfile("NVIDIA H100 80GB HBM3", 81559, 18),
+    "a100": GpuProfile("NVIDIA A100-SXM4-80GB", 81920, 12),
+    "t4": GpuProfile("Tesla T4", 15360),
+    "rtx3090": GpuProfile("NVIDIA GeForce RTX 3090", 24576, 4, linked=2),
 }
 
 
@@ -84,37 +80,33 @@ class Description(msgspec.Struct, frozen=True):
 def described(spec: str) -> Description:
     """The hardware that `PROFILE:COUNT` or `PROFILE` describes. Raises SettingsError."""
     key, colon, count = spec.partition(":")
-    profile = PROFILES.get(key)
-    if profile is None:
+    if key not in PROFILES:
         names = ", ".join(PROFILES)
         raise SettingsError(f"--simulate {spec}: there is no profile `{key}`; use {names}")
     count = count if colon else "1"
     if not (count.isascii() and count.isdigit() and int(count) <= MOST_GPUS):
         raise SettingsError(f"--simulate {spec}: `{count}` is not a number up to {MOST_GPUS}")
-    return Description(DRIVER_VERSION, gpus_of(profile, int(count)))
+    return Description(DRIVER_VERSION, _gpus_of(key, int(count)))
 
 
-def derived_uuid(seed: str) -> GpuUuid:
-    """The GPU UUID that belongs to `seed`, in the driver's form."""
+def _derived_uuid(seed: str) -> GpuUuid:
     return GpuUuid(f"GPU-{uuid.uuid5(UUID_NAMESPACE, seed)}")
 
 
-def pci_address(slot: int, numa: int) -> str:
+def _pci_address(slot: int, numa: int) -> str:
     """A bus address as sysfs writes it: one bus per slot, the second socket from 0x80 on."""
     return f"0000:{0x80 * min(numa, 1) + 0x10 + slot % 0x70:02x}:00.0"
 
 
-def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
+def _gpus_of(key: str, count: int) -> tuple[Gpu, ...]:
     """`count` GPUs of one model, half of them on each socket, with the model's NVLinks."""
+    profile = PROFILES[key]
     sockets = [0 if 2 * index < count else 1 for index in range(count)]
-    uuids = [derived_uuid(f"{profile.key}/{index}") for index in range(count)]
+    uuids = [_derived_uuid(f"{key}/{index}") for index in range(count)]
 
     def link(index: int, peer: int) -> Link:
-        is_near, is_linked = (
-            sockets[index] == sockets[peer],
-            index // profile.linked == peer // profile.linked,
-        )
-        path = PciPath.SAME_CPU if is_near else PciPath.CROSS_CPU
+        path = PciPath.SAME_CPU if sockets[index] == sockets[peer] else PciPath.CROSS_CPU
+        is_linked = index // profile.linked == peer // profile.linked
         return Link(uuids[peer], path, profile.nvlinks if is_linked else 0)
 
     return tuple(
@@ -123,7 +115,7 @@ def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
             index=index,
             name=profile.name,
             memory_mib=profile.memory_mib,
-            pci=pci_address(index, sockets[index]),
+            pci=_pci_address(index, sockets[index]),
             numa=sockets[index],
             minor=index,
             links=tuple(link(index, peer) for peer in range(count) if peer != index),
@@ -268,14 +260,12 @@ class SimulatedHardware:
         its reset ends before the next call.
         """
         state = self.find(name)
-        if state.needs_reset and not state.lost and not state.refused:
-            state = self._put(state, lost=True)
-            loop = asyncio.get_running_loop()
-            loop.call_later(RESET_TIME, self._end_reset, state.gpu.uuid)
-        else:
-            state = self._put(state, lost=False, needs_reset=False, refused=False)
+        if not state.needs_reset or state.lost or state.refused:
+            return self._end_reset(state)
+        loop = asyncio.get_running_loop()
+        loop.call_later(RESET_TIME, self._end_reset, state)
         self._report(DriverEvent(EventKind.CHANGED))
-        return state
+        return self._put(state, lost=True)
 
     def hang(self, seconds: float) -> None:
         """The driver neither answers nor reports for `seconds`. The control socket still works."""
@@ -290,21 +280,14 @@ class SimulatedHardware:
             raise HardwareError(f"this node is full: it has {MOST_GPUS} GPUs")
         if profile is not None and profile not in PROFILES:
             raise HardwareError(f"there is no profile `{profile}`; use {', '.join(PROFILES)}")
-        model = gpus_of(PROFILES[profile or "h100"], 1)[0]
+        model = _gpus_of(profile or "h100", 1)[0]
         if profile is None and self._states:
             model = self.states[0].gpu
-        gpu = msgspec.structs.replace(
-            model,
-            uuid=derived_uuid(f"added/{self._serial}"),
-            index=index,
-            minor=index,
-            pci=pci_address(index, model.numa or 0),
-            links=(),
-        )
+        uuid, pci = _derived_uuid(f"added/{self._serial}"), _pci_address(index, model.numa or 0)
         self._serial += 1
-        self._states[gpu.uuid] = SimulatedGpu(gpu)
+        gpu = msgspec.structs.replace(model, uuid=uuid, index=index, minor=index, pci=pci, links=())
         self._report(DriverEvent(EventKind.CHANGED))
-        return self._states[gpu.uuid]
+        return self._put(SimulatedGpu(gpu))
 
     def remove(self, name: str) -> SimulatedGpu:
         """GPU `name` is unplugged: the driver no longer lists it."""
@@ -342,11 +325,13 @@ class SimulatedHardware:
         self._states[state.gpu.uuid] = changed
         return changed
 
-    def _end_reset(self, uuid: GpuUuid) -> None:
+    def _end_reset(self, state: SimulatedGpu) -> SimulatedGpu:
         """End the reset, unless the GPU was unplugged meanwhile."""
-        if uuid in self._states:
-            self._put(self._states[uuid], lost=False, needs_reset=False, refused=False)
-            self._report(DriverEvent(EventKind.CHANGED))
+        now = self._states.get(state.gpu.uuid)
+        if now is None:
+            return state
+        self._report(DriverEvent(EventKind.CHANGED))
+        return self._put(now, lost=False, needs_reset=False, refused=False)
 
 
 class EventCursor:
@@ -395,9 +380,8 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
         listener = await asyncio.get_running_loop().create_unix_server(server, socket_path)
         socket_path.chmod(0o600)  # noqa: ASYNC240 -- one system call on a run directory
     except OSError as error:
-        raise PermissionFault(
-            f"{socket_path}: the control socket cannot be created: {error.strerror or error}"
-        ) from error
+        why = f"the control socket cannot be created: {error.strerror or error}"
+        raise PermissionFault(f"{socket_path}: {why}") from error
     try:
         yield
     finally:

@@ -8,13 +8,14 @@
 """
 
 import asyncio
+import math
 import random
 import uuid
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from typing_extensions import override
@@ -101,16 +102,12 @@ KINDS: Final[Mapping[str, str]] = {
 CLUSTER_SCOPED: Final = frozenset({"nodes", "namespaces"})
 DEFAULT_GRACE: Final = 30
 _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-_INVOLVED: Final = ("kind", "name", "namespace", "uid")
-_FIELDS: Final[Mapping[str, frozenset[str]]] = {
-    "nodes": frozenset({"metadata.name"}),
-    "namespaces": frozenset({"metadata.name"}),
-    "pods": frozenset(
-        {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"}
-        | {"spec.schedulerName"}
-    ),
-    "events": frozenset({"reason", *(f"involvedObject.{part}" for part in _INVOLVED)}),
-    "resourcequotas": frozenset(),
+_FIELDS: Final[Mapping[str, Collection[str]]] = {
+    "nodes": ("metadata.name",),
+    "namespaces": ("metadata.name",),
+    "pods": ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"),
+    "events": tuple(f"involvedObject.{part}" for part in ("kind", "name", "namespace", "uid")),
+    "resourcequotas": (),
 }
 """The selectable fields of each resource, as far as clients use them."""
 
@@ -163,8 +160,7 @@ class Selection(NamedTuple):
             return Change("MODIFIED" if was_in else "ADDED", after, version)
         if before is None or not was_in:
             return None
-        told = before | {"metadata": before["metadata"] | {"resourceVersion": str(version)}}
-        return Change("DELETED", told, version)
+        return Change("DELETED", _at_version(before, version), version)
 
 
 class Subscription:
@@ -182,11 +178,9 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Change:
-        while True:
-            change = self.take()
-            if change is not None:
-                return change
+        while (change := self.take()) is None:
             await self._store.until_written()
+        return change
 
     @property
     def is_started(self) -> bool:
@@ -203,8 +197,7 @@ class Subscription:
             return Change("ADDED", first, int(first["metadata"]["resourceVersion"]))
         for record in self._store.after(self._selection.resource, self.cursor):
             self.cursor = record.version
-            change = self._selection.see(record)
-            if change is not None:
+            if change := self._selection.see(record):
                 return change
         self.cursor = max(self.cursor, self._store.version)
         return None
@@ -335,10 +328,9 @@ class ObjectStore:
             return self._remove(resource, _key(resource, namespace, name))
         if grace is None:
             grace = current["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
-        grace = max(grace, 1) if grace else 0  # a negative period means 1 s
         is_over = (current.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         if grace and current["spec"].get("nodeName") and not is_over:
-            return self._mark(namespace, name, grace)
+            return self._mark(namespace, name, max(grace, 1))  # a negative period means 1 s
         return self._end(namespace, name)
 
     def finalize(self, namespace: str, name: str, *, uid: str | None = None) -> None:
@@ -404,7 +396,7 @@ class ObjectStore:
     def _remove(self, resource: str, key: tuple[str, str]) -> Json:
         before = self._objects[resource].pop(key)
         self._record(resource, before, None)
-        return before | {"metadata": before["metadata"] | {"resourceVersion": str(self.version)}}
+        return _at_version(before, self.version)
 
     def _record(self, resource: str, before: Json | None, after: Json | None) -> None:
         """Note a write under the next version, and wake all followers."""
@@ -423,29 +415,24 @@ class ObjectStore:
         return self._remove("pods", _key("pods", namespace, name))
 
     def _mark(self, namespace: str, name: str, grace: int) -> Json:
-        """Mark a pod as deleted. A later deadline does not replace an earlier one."""
+        """Mark a pod as deleted. A longer period does not replace a shorter one."""
 
         def mark(fresh: Json) -> Json:
             metadata = fresh["metadata"]
-            left = metadata.get("deletionGracePeriodSeconds")
-            if left is None:
+            if grace < metadata.get("deletionGracePeriodSeconds", math.inf):
                 metadata["deletionTimestamp"] = self._stamp(grace)
-            elif grace < left:
-                due = datetime.fromisoformat(metadata["deletionTimestamp"])
-                metadata["deletionTimestamp"] = _text(due - timedelta(seconds=left - grace))
-            else:
-                return fresh
-            metadata["deletionGracePeriodSeconds"] = grace
+                metadata["deletionGracePeriodSeconds"] = grace
             return fresh
 
         return self.update("pods", namespace, name, mark)
 
     def _stamp(self, ahead: int = 0) -> str:
-        return _text(self._clock.now() + timedelta(seconds=ahead))
+        moment = self._clock.now() + timedelta(seconds=ahead)
+        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+def _at_version(stored: Json, version: int) -> Json:
+    return stored | {"metadata": stored["metadata"] | {"resourceVersion": str(version)}}
 
 
 def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:

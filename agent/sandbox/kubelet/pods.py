@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,13 +41,6 @@ class PodSpec:
     def full_name(self) -> tuple[str, str]:
         """Namespace and name, by which PodResources identifies a pod."""
         return self.namespace, self.name
-
-    def container(self, name: str) -> ContainerSpec:
-        """The container of that name. Raises KeyError: the pod has none."""
-        for container in self.containers:
-            if container.name == name:
-                return container
-        raise KeyError(f"pod {self.namespace}/{self.name} has no container {name}")
 
     def request(self, resource: str) -> int:
         """The amount that the scheduler counts: max(peak of the init phase, sum of the others)."""
@@ -119,7 +112,6 @@ class NodePod:
     ended: dict[str, float] = field(default_factory=dict)
     is_initialised: bool = False
     has_cgroup: bool = False
-    _verdicts: list[asyncio.Future[KubeletAdmission]] = field(default_factory=list)
 
     @property
     def is_rejected(self) -> bool:
@@ -143,21 +135,11 @@ class NodePod:
             self.end(name)
         self.waiting.clear()
 
-    async def verdict(self) -> KubeletAdmission:
-        """Wait for the next verdict, from any kubelet process."""
-        future: asyncio.Future[KubeletAdmission] = asyncio.get_running_loop().create_future()
-        self._verdicts.append(future)
-        return await future
-
     def settle(self, admission: KubeletAdmission) -> None:
         """Set the verdict. A rejection kills the running containers of the pod."""
         self.admission = admission
         if not admission.admitted:
             self.stop()
-        verdicts, self._verdicts = self._verdicts, []
-        for future in verdicts:
-            if not future.done():
-                future.set_result(admission)
 
 
 @dataclass(slots=True)
@@ -168,17 +150,12 @@ class KubeletNode:
     labels: dict[str, str] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
 
-    def add(self, spec: PodSpec) -> NodePod:
-        """Bind a pod to the node. A known pod stays as it is."""
-        return self.pods.setdefault(spec.uid, NodePod(spec))
-
-    def remove(self, uid: str) -> None:
-        """Remove a pod that has ended."""
+    def remove(self, uid: str) -> bool:
+        """Remove a pod that has ended; whether it was there."""
         pod = self.pods.pop(uid, None)
         if pod is not None and pod.admission is None:
-            pod.settle(
-                KubeletAdmission(admitted=False, message="the pod ended before it was admitted")
-            )
+            pod.settle(KubeletAdmission(admitted=False, message="it ended before its admission"))
+        return pod is not None
 
     def in_order(self, chance: random.Random) -> list[str]:
         """UIDs in order of admission: by creation in whole seconds, at random within one."""
@@ -239,11 +216,11 @@ class KubeletEvent:
 
 
 class KubeletLog:
-    """The last `limit` events, oldest first. It survives restarts of the kubelet."""
+    """The last events, oldest first. It survives restarts of the kubelet."""
 
-    def __init__(self, limit: int = 10_000) -> None:
-        self._events: deque[KubeletEvent] = deque(maxlen=limit)
-        self._waiters: list[asyncio.Future[None]] = []
+    def __init__(self) -> None:
+        self._events: deque[KubeletEvent] = deque(maxlen=10_000)
+        self._noted = asyncio.Event()
         self._listeners: list[Callable[[KubeletEvent], None]] = []
 
     def note(
@@ -262,10 +239,8 @@ class KubeletLog:
         self._events.append(event)
         for listener in self._listeners:
             listener(event)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        noted, self._noted = self._noted, asyncio.Event()
+        noted.set()
 
     def listen(self, listener: Callable[[KubeletEvent], None]) -> None:
         """Call `listener` with every event from now on; it must return at once."""
@@ -278,12 +253,4 @@ class KubeletLog:
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until `holds()`, checked after every event. The caller sets the deadline."""
         while not holds():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-
-    def __iter__(self) -> Iterator[KubeletEvent]:
-        return iter(tuple(self._events))
-
-    def __len__(self) -> int:
-        return len(self._events)
+            await self._noted.wait()
