@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from agent.errors import AgentError, PermissionFault, SettingsError, cap
+from agent.errors import AgentError, DriverError, DriverMissing, PermissionFault, SettingsError, cap
 from agent.health.judge import XidClass, xid_class
 from agent.model import (
     DriverEvent,
@@ -396,10 +396,12 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
 async def _refuse_a_second(socket_path: Path) -> None:
     """Raise PermissionFault if a process listens on the socket."""
     try:
-        _, writer = await asyncio.open_unix_connection(socket_path)
-    except OSError:
+        async with asyncio.timeout(FAREWELL):
+            await talk.ask(socket_path, HardwareRequest("list"))
+    except DriverMissing:
         return
-    writer.close()
+    except (DriverError, TimeoutError):
+        pass
     raise PermissionFault(f"{socket_path}: another simulation serves this socket; stop it first")
 
 

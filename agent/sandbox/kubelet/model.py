@@ -437,6 +437,7 @@ class KubeletModel:
     async def container_died(self, uid: str, container: str) -> None:
         """End a container as if by itself. Its pod worker starts it again."""
         self.node.pods[uid].end(container)
+        self.history.note("container_died", pod=uid, container=container)
         if self._life is not None and self.is_up:
             self._life.submit_death(uid)
 

@@ -195,6 +195,7 @@ SeenKind = Literal[
     "leaving",
     "ended",
     "container_started",
+    "container_died",
     "init_ended",
     "container_waiting",
     "checkpoint_lost",

@@ -8,9 +8,8 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import agent
 
@@ -32,13 +31,12 @@ _SETPCAP: Final = 8
 """CAP_SETPCAP, which a process needs to drop the capabilities that root gets at each exec."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One line that `pid` wrote. `fields` is empty if it is not a JSON object."""
 
     pid: int
     text: str
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: Mapping[str, object]
 
     @property
     def event(self) -> object:
@@ -145,18 +143,15 @@ class AgentChild:
 async def start_child(
     arguments: Sequence[str], environ: Mapping[str, str], log: AgentLog
 ) -> AgentChild:
-    """Start `hami-agent ARGUMENTS` with this interpreter, in a session of its own.
+    """Start `hami-agent ARGUMENTS` with this interpreter. Raises OSError: it cannot be started.
 
     If the system has `setpriv`, the agent ends with this process, so that a killed sandbox leaves
-    no process behind, and it has no capabilities of root. Ctrl-C on the terminal reaches only the
-    sandbox.
-
-    Raises OSError: it cannot be started.
+    no process behind, and it has no capabilities of root. It has a session of its own, so Ctrl-C on
+    the terminal reaches only the sandbox.
     """
     started = asyncio.get_running_loop().time()
     process = await asyncio.create_subprocess_exec(
-        *_leash(),
-        *(sys.executable, "-m", "agent", *arguments),
+        *(*_leash(), sys.executable, "-m", "agent", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

@@ -465,7 +465,7 @@ async def lose_records(stage: Stage) -> None:
     await cluster.kubelet.restart(lose_checkpoint=True)
     await _readmitted(stage, "replay.edits", begun)
     rejected = [f"{event.pod}: {event.text}" for event in stage.seen(begun, "rejected")]
-    await cluster.end_container(*owner)
+    await cluster.kubelet.container_died(*owner)
     await stage.until(
         "replay.edits",
         lambda: owner in answers(cluster) and pod_facts(cluster, name).is_running,
