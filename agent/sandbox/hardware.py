@@ -353,6 +353,12 @@ class EventCursor:
 # A hung driver delays only the requests of the driver, not those of people.
 
 FAREWELL: Final = 1.0
+_DONE: Final = {
+    "lose": "is lost",
+    "refuse": "answers no more until it is reset",
+    "restore": "is being restored",
+    "remove": "is unplugged",
+}
 log = structlog.get_logger(__name__)
 
 
@@ -367,13 +373,13 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         reply = await _reply(hardware, await request.read())
         if reply != talk.STREAM_BEGINS:
-            return web.Response(body=talk.encode_reply(reply))
+            return web.Response(body=_line(reply))
         cursor, response = hardware.subscribe(), web.StreamResponse()
         await response.prepare(request)
-        await response.write(talk.encode_reply(reply))
+        await response.write(_line(reply))
         while True:  # until the peer is gone, which cancels this
             for event in await cursor.next():
-                await response.write(talk.encode_reply(HardwareReply("", event=event)))
+                await response.write(_line(HardwareReply("", event=event)))
 
     server = web.Server(answer, handler_cancellation=True, access_log=None)
     try:
@@ -405,9 +411,13 @@ async def _refuse_a_second(socket_path: Path) -> None:
     raise PermissionFault(f"{socket_path}: another simulation serves this socket; stop it first")
 
 
+def _line(reply: HardwareReply) -> bytes:
+    return msgspec.json.encode(reply) + b"\n"
+
+
 async def _reply(hardware: SimulatedHardware, body: bytes) -> HardwareReply:
     try:
-        request = talk.decode_request(body)
+        request = msgspec.json.decode(body, type=HardwareRequest)
         if request.verb in get_args(talk.DriverCall):
             return await _drive(hardware, request)
         return _control(hardware, request)
@@ -445,16 +455,11 @@ def _control(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareR
         case "xid":
             what = f"reported XID {request.xid}"
             state = hardware.xid(request.gpu, request.xid)
-        case "lose":
-            what, state = "is lost", hardware.lose(request.gpu)
-        case "refuse":
-            what, state = "answers no more until it is reset", hardware.refuse(request.gpu)
-        case "restore":
-            what, state = "is being restored", hardware.restore(request.gpu)
-        case "remove":
-            what, state = "is unplugged", hardware.remove(request.gpu)
-        case _:
+        case "add":
             what, state = "is plugged in", hardware.add(request.profile)
+        case verb:
+            what = _DONE[verb]
+            state = getattr(hardware, verb)(request.gpu)
     log.info("simulation.action", gpu=state.gpu.uuid, what=what, state=state.words)
     return HardwareReply(f"GPU {state.gpu.index} ({state.gpu.uuid}) {what}", gpus=(_row(state),))
 

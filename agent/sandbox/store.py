@@ -224,10 +224,7 @@ class ObjectStore:
         self.heard: Callable[[], None] = lambda: None
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
-        """The object of that name (`namespace` is ignored for CLUSTER_SCOPED).
-
-        Raises NotFoundError.
-        """
+        """The object of that name; Nodes have no namespace. Raises NotFoundError."""
         found = self._objects[resource].get(_key(resource, namespace, name))
         if found is None:
             raise NotFoundError(f'{resource} "{name}" not found')
@@ -236,17 +233,14 @@ class ObjectStore:
     def select(
         self, resource: str, *, namespace: str = "", fields: Mapping[str, str] | None = None
     ) -> list[Json]:
-        """All objects that match, by namespace and name.
-
-        Raises BadRequestError: the resource has no such field to select by.
-        """
+        """All objects that match, by namespace and name. Raises BadRequestError: no such field."""
         selection, objects = _selection(resource, namespace, fields), self._objects[resource]
         return [objects[key] for key in sorted(objects) if selection.has(objects[key])]
 
     def create(self, resource: str, obj: Json) -> Json:
         """Store a new object with a UID, a creation time and a version.
 
-        Raises AlreadyExistsError; InvalidError: it has neither a name nor a generateName.
+        Raises AlreadyExistsError; InvalidError: no name.
         """
         fresh = deepcopy(obj)
         metadata = fresh.setdefault("metadata", {})
@@ -295,10 +289,7 @@ class ObjectStore:
         return self._write(resource, _key(resource, namespace, name), fresh)
 
     def bind(self, namespace: str, name: str, node_name: str, *, uid: str | None = None) -> Json:
-        """Assign a pod to a node, as the binding subresource does.
-
-        Raises NotFoundError; ConflictError: another pod, one being deleted, or one that has a node.
-        """
+        """Assign a pod to a node, as the binding subresource does. Raises StatusError."""
 
         def assign(pod: Json) -> Json:
             if pod["metadata"].get("deletionTimestamp"):
@@ -315,15 +306,22 @@ class ObjectStore:
 
         return self.update("pods", namespace, name, assign, uid=uid)
 
-    def delete(self, resource: str, namespace: str, name: str, *, grace: int | None = None) -> Json:
-        """Delete an object. A pod that a node may still run is only marked, see `finalize`.
+    def delete(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        *,
+        grace: int | None = None,
+        uid: str | None = None,
+    ) -> Json:
+        """Delete an object. A pod that a node may still run is only marked.
 
         `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the last
-        version of the object that watchers got.
-
-        Raises NotFoundError.
+        version of the object that watchers got. Raises NotFoundError; ConflictError: another UID.
         """
         current = self.get(resource, namespace, name)
+        _require(resource, current, uid, None)
         if resource != "pods":
             return self._remove(resource, _key(resource, namespace, name))
         if grace is None:
@@ -331,15 +329,8 @@ class ObjectStore:
         is_over = (current.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         if grace and current["spec"].get("nodeName") and not is_over:
             return self._mark(namespace, name, max(grace, 1))  # a negative period means 1 s
-        return self._end(namespace, name)
-
-    def finalize(self, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Remove a pod after the kubelet has stopped all its containers.
-
-        Raises NotFoundError; ConflictError: it has another UID.
-        """
-        _require("pods", self.get("pods", namespace, name), uid, None)
-        self._end(namespace, name)
+        self._mark(namespace, name, 0)
+        return self._remove("pods", (namespace, name))
 
     def subscribe(
         self,
@@ -409,10 +400,6 @@ class ObjectStore:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         self.heard()
-
-    def _end(self, namespace: str, name: str) -> Json:
-        self._mark(namespace, name, 0)
-        return self._remove("pods", _key("pods", namespace, name))
 
     def _mark(self, namespace: str, name: str, grace: int) -> Json:
         """Mark a pod as deleted. A longer period does not replace a shorter one."""

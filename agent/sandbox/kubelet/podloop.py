@@ -16,7 +16,14 @@ from typing import Final
 from agent.sandbox.kubelet.allocation import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, NodePod
-from agent.sandbox.store import ConflictError, GoneError, Json, NotFoundError, ObjectStore
+from agent.sandbox.store import (
+    AlreadyExistsError,
+    ConflictError,
+    GoneError,
+    Json,
+    NotFoundError,
+    ObjectStore,
+)
 
 RUN_SECONDS: Final = "sandbox/run-seconds"
 """The annotation of a pod that ends by itself after so many seconds."""
@@ -153,11 +160,9 @@ class NodeReporter:
             self._wake.set()
 
     def _register(self) -> None:
-        try:
-            self._store.get("nodes", "", self._name)
-        except NotFoundError:
-            status = {"conditions": [{"type": "Ready", "status": "True"}]}
-            metadata = {"name": self._name, "labels": {"kubernetes.io/hostname": self._name}}
+        status = {"conditions": [{"type": "Ready", "status": "True"}]}
+        metadata = {"name": self._name, "labels": {"kubernetes.io/hostname": self._name}}
+        with suppress(AlreadyExistsError):
             self._store.create("nodes", {"metadata": metadata, "spec": {}, "status": status})
 
     def _report(self, resources: NodeResources) -> None:
@@ -189,12 +194,16 @@ def _texts(counts: Mapping[str, int]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Hosted:
-    """A pod that was seen bound to the node. `leaving` is set when it is deleted in any way."""
+    """A pod that was seen bound to the node. `leaving` is set when it is deleted in any way.
+
+    `told_at`: from when its rejection can be told. A new kubelet asks for it again.
+    """
 
     pod: Json
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     is_gone: bool = False
     is_over: bool = False
+    told_at: float | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -202,18 +211,7 @@ class _Hosted:
 
     @property
     def uid(self) -> str:
-        uid: str = self.pod["metadata"]["uid"]
-        return uid
-
-    @property
-    def run_seconds(self) -> float | None:
-        text = (self.pod["metadata"].get("annotations") or {}).get(RUN_SECONDS)
-        return None if text is None else float(text)
-
-    @property
-    def stop_seconds(self) -> float:
-        grace: float = self.pod["metadata"].get("deletionGracePeriodSeconds") or 0
-        return min(grace, _STOP_SECONDS)
+        return str(self.pod["metadata"]["uid"])
 
 
 class KubeletPodLoop:
@@ -242,8 +240,6 @@ class KubeletPodLoop:
         self._dirty: dict[str, None] = {}
         self._has_dirty = asyncio.Event()
         self._started = -math.inf
-        self._untold: dict[str, float] = {}
-        """From when the rejection of that pod can be told. A new kubelet asks for it again."""
         self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
 
     async def run(self) -> None:
@@ -264,12 +260,11 @@ class KubeletPodLoop:
         """Follow the pods of the node until the history no longer has our position."""
         found = self._store.select("pods", fields=self._fields)
         changes = self._store.subscribe("pods", self._store.version, fields=self._fields)
-        present = {pod["metadata"]["uid"] for pod in found}
-        for uid in self._hosted.keys() - present:
+        for uid in self._hosted.keys() - {pod["metadata"]["uid"] for pod in found}:
             self._lose(group, uid)
         for pod in sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
             self._see(group, pod)
-        try:
+        with suppress(GoneError):
             async for change in changes:
                 if any(self._lag):
                     await asyncio.sleep(self._model.random.uniform(*self._lag))
@@ -277,19 +272,17 @@ class KubeletPodLoop:
                     self._lose(group, change.object["metadata"]["uid"])
                 else:
                     self._see(group, change.object)
-        except GoneError:
-            return
 
     def _see(self, group: asyncio.TaskGroup, pod: Json) -> None:
-        uid = pod["metadata"]["uid"]
-        hosted = self._hosted.get(uid)
-        if hosted is None:
+        uid, is_new = pod["metadata"]["uid"], pod["metadata"]["uid"] not in self._hosted
+        if is_new:
             if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 return
             if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
                 return  # the write before its removal; the pod is no longer known, or never was
-            hosted = self._hosted[uid] = _Hosted(pod)
-            group.create_task(self._host(hosted))
+            self._hosted[uid] = _Hosted(pod)
+            group.create_task(self._host(self._hosted[uid]))
+        hosted = self._hosted[uid]
         hosted.pod = pod
         if pod["metadata"].get("deletionTimestamp"):
             self._leave(hosted)
@@ -313,17 +306,18 @@ class KubeletPodLoop:
         if admission.admitted and await self._runs_out(hosted):
             await self._succeed(hosted)
         await hosted.leaving.wait()
-        runs = admission.admitted and not hosted.is_gone and not hosted.is_over
-        seconds = hosted.stop_seconds if runs else 0.0
+        seconds = 0.0
+        if admission.admitted and not hosted.is_gone and not hosted.is_over:
+            grace = hosted.pod["metadata"].get("deletionGracePeriodSeconds") or 0
+            seconds = min(grace, _STOP_SECONDS)
         # Without a kubelet nobody ends the containers, and nobody tells.
         await self._model.history.until(lambda: hosted.is_gone or self._model.is_up)
         await self._model.pod_gone(hosted.uid, stop_seconds=seconds)
         self._hosted.pop(hosted.uid, None)
-        self._untold.pop(hosted.uid, None)
         if not hosted.is_gone:
             # It may have been deleted with grace 0 meanwhile.
             with suppress(NotFoundError, ConflictError):
-                self._store.finalize(*hosted.key, uid=hosted.uid)
+                self._store.delete("pods", *hosted.key, grace=0, uid=hosted.uid)
 
     async def _is_asked_for_again(self, hosted: _Hosted) -> bool:
         """Wait for the rejected pod's deletion, or (True) for a kubelet that was not told of it."""
@@ -337,21 +331,23 @@ class KubeletPodLoop:
 
     async def _runs_out(self, hosted: _Hosted) -> bool:
         """Wait for the pod's deletion, or (True) for the end of its work, if it has one."""
-        if hosted.run_seconds is None:
+        seconds = (hosted.pod["metadata"].get("annotations") or {}).get(RUN_SECONDS)
+        if seconds is None:
             return False
-        await self._model.history.until(lambda: hosted.leaving.is_set() or self._is_up(hosted))
+
+        def is_up() -> bool:
+            pod = self._model.pod(hosted.uid)
+            apps = [c.name for c in pod.spec.containers if c.kind == "app"] if pod else []
+            return pod is not None and pod.running.issuperset(apps)
+
+        await self._model.history.until(lambda: hosted.leaving.is_set() or is_up())
         try:
-            async with asyncio.timeout(hosted.run_seconds):
+            async with asyncio.timeout(float(seconds)):
                 await hosted.leaving.wait()
         except TimeoutError:
             pod = self._model.pod(hosted.uid)
             return pod is not None and not pod.is_rejected
         return False
-
-    def _is_up(self, hosted: _Hosted) -> bool:
-        pod = self._model.pod(hosted.uid)
-        apps = [c.name for c in pod.spec.containers if c.kind == "app"] if pod else []
-        return pod is not None and pod.running.issuperset(apps)
 
     async def _succeed(self, hosted: _Hosted) -> None:
         pod = self._model.pod(hosted.uid)
@@ -362,27 +358,26 @@ class KubeletPodLoop:
             self._write(hosted, ended_status(pod, self._stamp()))
 
     def _hear(self, event: KubeletEvent) -> None:
-        timings = self._model.timings
+        timings, loop = self._model.timings, asyncio.get_running_loop()
         if event.kind == "started":
             self._started = event.elapsed
-            loop = asyncio.get_running_loop()
             loop.call_at(self._started + timings.full_report, self._has_dirty.set)
-            for uid in self._untold:
-                if (pod := self._model.pod(uid)) is not None:
+            for uid, hosted in self._hosted.items():
+                if hosted.told_at is not None and (pod := self._model.pod(uid)) is not None:
                     pod.admission = None
-            self._untold = {}
+                hosted.told_at = None
         elif event.kind in _RETOLD:
-            self._mark([event.pod])
-            if event.kind == "rejected":
+            self._mark({event.pod})
+            if event.kind == "rejected" and event.pod in self._hosted:
                 is_early = event.elapsed < self._started + timings.housekeeping
                 told = self._started + timings.full_report if is_early else event.elapsed
-                self._untold[event.pod] = told
-                asyncio.get_running_loop().call_at(told, self._mark, [event.pod])
+                self._hosted[event.pod].told_at = told
+                loop.call_at(told, self._mark, {event.pod})
         elif event.kind == "listed":
             self._mark({uid for uid, _ in self._model.held(event.resource)})
 
-    def _mark(self, uids: Mapping[str, object] | set[str] | list[str]) -> None:
-        self._dirty.update(dict.fromkeys(uids))
+    def _mark(self, uids: set[str]) -> None:
+        self._dirty.update(dict.fromkeys(sorted(uids)))
         self._has_dirty.set()
 
     async def _report_pods(self) -> None:
@@ -403,11 +398,11 @@ class KubeletPodLoop:
         verdict = pod.admission
         if verdict.admitted:
             status = running_status(pod, self._stamp(), self._stamp_of)
-        elif asyncio.get_running_loop().time() < self._untold.get(uid, -math.inf):
+        elif asyncio.get_running_loop().time() < (hosted.told_at or -math.inf):
             # Not Failed yet: a new kubelet takes each pod for one whose containers may still run.
             status = {"startTime": self._stamp()}
         else:
-            self._untold.pop(uid, None)
+            hosted.told_at = None
             status = rejected_status(verdict.reason, verdict.message, self._stamp())
         self._write(hosted, status)
 
@@ -416,14 +411,13 @@ class KubeletPodLoop:
             pod["status"] = merged(pod.get("status") or {}, status)
             return pod
 
-        try:
+        # The pod may be gone, or another pod may have its name.
+        with suppress(NotFoundError, ConflictError):
             self._store.update("pods", *hosted.key, change, uid=hosted.uid)
-        except (NotFoundError, ConflictError):
-            return  # the pod is gone, or another pod has its name
 
     def _stamp_of(self, moment: float) -> str:
         ago = timedelta(seconds=asyncio.get_running_loop().time() - moment)
         return (self._model.clock.now() - ago).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _stamp(self) -> str:
-        return self._model.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return self._stamp_of(asyncio.get_running_loop().time())

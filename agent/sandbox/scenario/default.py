@@ -39,14 +39,13 @@ from agent.sandbox.scenario.stage import (
     Stage,
     SumWatch,
     Unmet,
+    Wish,
     Workload,
     counted,
     fitting,
     milliseconds,
-    pinned,
     plain,
     promises,
-    too_big,
 )
 from agent.sandbox.store import StatusError
 from agent.settle import QUIET
@@ -129,7 +128,8 @@ async def place(stage: Stage) -> None:
     calls = [call for call in islice(journal.calls, begun, None) if call.user == user]
     pauses = [gap for workload in placed for gap in _pauses(stage, workload.name)]
     stage.settle("requests", *pod_requests(placed, calls, pauses))
-    workload = too_big(max(gpu.memory_mib or 0 for gpu in stage.gpus.values()))
+    memory = 2 * max(gpu.memory_mib or 0 for gpu in stage.gpus.values())
+    workload = Workload("too-big", "more memory than a GPU has", (Wish("main", 1, memory),))
     stage.record.note(f"pod {workload.name}: {workload.text}")
     stage.settle("too-big.pending", *await _stays_pending(stage, workload, "too-big.pending"))
 
@@ -291,7 +291,8 @@ async def lose_gpu(stage: Stage) -> None:
     phase = pod_facts(cluster, victim).phase
     stage.settle("xid.running", f"{victim} is {phase}", _disturbed(stage, before))
 
-    reason, problems = await _stays_pending(stage, pinned(share.uuid), "xid.avoided")
+    pinned = Workload("pinned", "insists on one GPU", (Wish("main", 1, 1024),), gpu=share.uuid)
+    reason, problems = await _stays_pending(stage, pinned, "xid.avoided")
     await run_pod(stage, plain("after"), "xid.avoided")
     given = pod_facts(cluster, "after").shares().values()
     chosen = {share.uuid for shares in given for share in shares}
@@ -435,23 +436,20 @@ def _judge_rejected(stage: Stage, names: list[str], gap: float) -> None:
 
 def _durable(stage: Stage) -> tuple[str, list[str]]:
     """Check that each answer the kubelet keeps for an existing pod is a row with equal envs."""
-    cluster = stage.cluster
     try:
-        rows = {
-            (str(row.key.pod_uid), row.key.container): dict(row.edits.envs)
-            for row in ledger_on_disk(cluster).rows
-        }
+        found = ledger_on_disk(stage.cluster).rows
     except (OSError, StateCorrupt) as error:
         return "", [str(error)]
-    alive = {pod_facts(cluster, name).uid for name in stage.placed}
-    kept = {owner: answer for owner, answer in answers(cluster).items() if owner[0] in alive}
+    rows = {(str(row.key.pod_uid), row.key.container): dict(row.edits.envs) for row in found}
+    alive = {pod_facts(stage.cluster, name).uid for name in stage.placed}
+    kept = {owner: one for owner, one in answers(stage.cluster).items() if owner[0] in alive}
     problems = [
         f"{container} of pod {uid} has {rows.get((uid, container), 'no row')} on disk"
         for (uid, container), answer in kept.items()
         if rows.get((uid, container)) != dict(parsed(answer).envs)
     ]
-    found = f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk"
-    return found, problems
+    told = f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk"
+    return told, problems
 
 
 async def lose_records(stage: Stage) -> None:
