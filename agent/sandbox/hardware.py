@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
@@ -135,7 +136,8 @@ class HardwareError(AgentError):
         self.why: Final = why
 
 
-class SimulatedGpu(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class SimulatedGpu:
     """One simulated GPU. `xids`: all XIDs that it has reported.
 
     `lost`: it does not answer. `refused`: the driver only answers that it must be reset.
@@ -232,26 +234,30 @@ class SimulatedHardware:
     def use(self, name: str, mib: int, percent: int) -> SimulatedGpu:
         """A process on GPU `name` begins to use so many MiB, and so much of its time."""
         state = self.find(name)
-        busy = min(100, state.percent + percent)
-        return self._put(state, used_mib=state.used_mib + mib, percent=busy)
+        state.used_mib += mib
+        state.percent = min(100, state.percent + percent)
+        return state
 
     def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number` and gets the state that follows from it."""
         state = self.find(name)
-        lost = state.lost or number == 79  # it has fallen off the bus
-        needs_reset = state.needs_reset or xid_class(number) is XidClass.NEEDS_RESET
-        xids = (*state.xids, number)[-100:]
-        state = self._put(state, lost=lost, needs_reset=needs_reset, xids=xids)
+        state.lost |= number == 79  # it has fallen off the bus
+        state.needs_reset |= xid_class(number) is XidClass.NEEDS_RESET
+        state.xids = (*state.xids, number)[-100:]
         self._report(DriverEvent(EventKind.XID, state.gpu.uuid, number))
         return state
 
     def lose(self, name: str) -> SimulatedGpu:
         """GPU `name` stops answering without an event, as when its power fails."""
-        return self._put(self.find(name), lost=True)
+        state = self.find(name)
+        state.lost = True
+        return state
 
     def refuse(self, name: str) -> SimulatedGpu:
         """The driver refuses calls for GPU `name` until it is reset, without an event."""
-        return self._put(self.find(name), needs_reset=True, refused=True)
+        state = self.find(name)
+        state.needs_reset = state.refused = True
+        return state
 
     def restore(self, name: str) -> SimulatedGpu:
         """GPU `name` is reset and comes back healthy.
@@ -260,12 +266,13 @@ class SimulatedHardware:
         its reset ends before the next call.
         """
         state = self.find(name)
-        if not state.needs_reset or state.lost or state.refused:
-            return self._end_reset(state)
-        loop = asyncio.get_running_loop()
-        loop.call_later(RESET_TIME, self._end_reset, state)
-        self._report(DriverEvent(EventKind.CHANGED))
-        return self._put(state, lost=True)
+        if state.needs_reset and not (state.lost or state.refused):
+            state.lost = True
+            asyncio.get_running_loop().call_later(RESET_TIME, self._end_reset, state)
+            self._report(DriverEvent(EventKind.CHANGED))
+        else:
+            self._end_reset(state)
+        return state
 
     def hang(self, seconds: float) -> None:
         """The driver neither answers nor reports for `seconds`. The control socket still works."""
@@ -286,15 +293,16 @@ class SimulatedHardware:
         uuid, pci = _derived_uuid(f"added/{self._serial}"), _pci_address(index, model.numa or 0)
         self._serial += 1
         gpu = msgspec.structs.replace(model, uuid=uuid, index=index, minor=index, pci=pci, links=())
+        state = self._states[gpu.uuid] = SimulatedGpu(gpu)
         self._report(DriverEvent(EventKind.CHANGED))
-        return self._put(SimulatedGpu(gpu))
+        return state
 
     def remove(self, name: str) -> SimulatedGpu:
         """GPU `name` is unplugged: the driver no longer lists it."""
         state = self._states.pop(self.find(name).gpu.uuid)
         for other in self.states:
             links = tuple(link for link in other.gpu.links if link.peer != state.gpu.uuid)
-            self._put(other, gpu=msgspec.structs.replace(other.gpu, links=links))
+            other.gpu = msgspec.structs.replace(other.gpu, links=links)
         self._report(DriverEvent(EventKind.CHANGED))
         return state
 
@@ -320,18 +328,9 @@ class SimulatedHardware:
         for cursor in self._cursors:
             cursor.waiting.put_nowait(event)
 
-    def _put(self, state: SimulatedGpu, **changes: object) -> SimulatedGpu:
-        changed = msgspec.structs.replace(state, **changes)
-        self._states[state.gpu.uuid] = changed
-        return changed
-
-    def _end_reset(self, state: SimulatedGpu) -> SimulatedGpu:
-        """End the reset, unless the GPU was unplugged meanwhile."""
-        now = self._states.get(state.gpu.uuid)
-        if now is None:
-            return state
+    def _end_reset(self, state: SimulatedGpu) -> None:
+        state.lost = state.needs_reset = state.refused = False
         self._report(DriverEvent(EventKind.CHANGED))
-        return self._put(now, lost=False, needs_reset=False, refused=False)
 
 
 class EventCursor:
