@@ -13,8 +13,9 @@ import random
 import uuid
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -163,16 +164,15 @@ class Selection(NamedTuple):
         return Change("DELETED", _at_version(before, version), version)
 
 
+@dataclass(eq=False)
 class Subscription:
     """An endless iterator over the changes of one selection. Cancelling `anext` loses no change."""
 
-    def __init__(
-        self, store: "ObjectStore", selection: Selection, cursor: int, found: Iterable[Json]
-    ) -> None:
-        self._store = store
-        self._selection = selection
-        self._found = list(found)[::-1]
-        self.cursor = cursor
+    _store: "ObjectStore"
+    _selection: Selection
+    cursor: int
+    _found: list[Json]
+    """What it has still to tell of the beginning."""
 
     def __aiter__(self) -> Self:
         return self
@@ -193,7 +193,7 @@ class Subscription:
         Raises GoneError: the history no longer has this subscriber's position.
         """
         if self._found:
-            first = self._found.pop()
+            first = self._found.pop(0)
             return Change("ADDED", first, int(first["metadata"]["resourceVersion"]))
         for record in self._store.after(self._selection.resource, self.cursor):
             self.cursor = record.version

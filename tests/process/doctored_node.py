@@ -54,7 +54,7 @@ def edit(cluster: SandboxCluster, **metadata: object) -> None:
 
 def token_of(cluster: SandboxCluster, user: str) -> list[str]:
     """The flag of a kubeconfig of that user."""
-    cluster.api._tokens[user] = user
+    cluster.api.tokens[user] = user
     path = cluster.places.root / "other-kubeconfig"
     path.write_text(kubeconfig(cluster.api.url, user))
     return ["--kubeconfig", str(path)]

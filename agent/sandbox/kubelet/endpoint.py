@@ -209,22 +209,17 @@ def _said(error: BaseException) -> str:
     return "error reading from server: EOF"
 
 
+@dataclass(eq=False)
 class PluginEndpoint:
     """One registration of a resource: the channel to its plugin, or the note that there was one.
 
     A registration from the checkpoint has no channel, and its `options` are None.
     """
 
-    def __init__(
-        self,
-        resource: str,
-        channel: PluginChannel | None = None,
-        options: DevicePluginOptions | None = None,
-    ) -> None:
-        self.resource = resource
-        self.options = options
-        self.stopped_at: float | None = None
-        self._channel = channel
+    resource: str
+    _channel: PluginChannel | None = None
+    options: DevicePluginOptions | None = None
+    stopped_at: float | None = None
 
     def stop(self, now: float) -> None:
         """Note that the plugin is gone since `now` (loop time). The grace period starts."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -67,6 +67,7 @@ class Timings:
     full_report: float = 10.0
 
 
+@dataclass(eq=False)
 class PodWorkers:
     """One worker for each pod. `turn` waits until the kubelet's loop can handle an event.
 
@@ -74,23 +75,14 @@ class PodWorkers:
     tried again. The pod does not fail.
     """
 
-    def __init__(
-        self,
-        node: KubeletNode,
-        allocator: DeviceAllocator,
-        chance: random.Random,
-        seen: KubeletLog,
-        timings: Timings,
-        turn: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._node = node
-        self._allocator = allocator
-        self._chance = chance
-        self._seen = seen
-        self._timings = timings
-        self._turn = turn
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._deaths: dict[str, int] = {}
+    _node: KubeletNode
+    _allocator: DeviceAllocator
+    _chance: random.Random
+    _seen: KubeletLog
+    _timings: Timings
+    _turn: Callable[[], Awaitable[None]]
+    _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _deaths: dict[str, int] = field(default_factory=dict)
 
     async def run(self, uid: str) -> None:
         """Start the pod's containers that should run, until they do or the pod has ended."""

@@ -124,21 +124,19 @@ def _conditions(pod: NodePod, *, is_ready: bool) -> list[Json]:
     return [{"type": kind, "status": str(holds)} for kind, holds in found]
 
 
+@dataclass(eq=False)
 class NodeReporter:
     """Writes the Node's status every `period` seconds while the kubelet is up; `eager`: at once.
 
     As with the real kubelet, a removed resource stays in the Node as 0.
     """
 
-    def __init__(
-        self, model: KubeletModel, store: ObjectStore, node_name: str, period: float, *, eager: bool
-    ) -> None:
-        self._model = model
-        self._store = store
-        self._name = node_name
-        self._period = period
-        self._eager = eager
-        self._wake = asyncio.Event()
+    _model: KubeletModel
+    _store: ObjectStore
+    _name: str
+    _period: float
+    _eager: bool
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Register the Node at each start of the kubelet, then report for ever."""
@@ -240,7 +238,7 @@ class KubeletPodLoop:
         self._dirty: dict[str, None] = {}
         self._has_dirty = asyncio.Event()
         self._started = -math.inf
-        self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
+        self._reporter = NodeReporter(model, store, node_name, status_period, eager)
 
     async def run(self) -> None:
         """Host pods and report them, for ever.

@@ -9,6 +9,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -114,23 +115,19 @@ def _is_closed(connection: H2Protocol) -> bool:
     return hasattr(connection, "connection") and connection.connection.is_closing()
 
 
+@dataclass(eq=False)
 class RegistrationServer(RegistrationBase):
-    """Serves `Register`. Everything after it runs in tasks given to `spawn`."""
+    """Serves `Register`. Everything after it runs in tasks given to `spawn`.
 
-    def __init__(
-        self,
-        directory: Path,
-        books: KubeletBooks,
-        seen: KubeletLog,
-        spawn: Callable[[Coroutine[object, object, None]], object],
-    ) -> None:
-        self._directory = directory
-        self._books = books
-        self._seen = seen
-        self._spawn = spawn
-        self._clients: dict[str, PluginChannel | None] = {}
-        """The client of each resource; it has no channel while it dials."""
-        self._channels: set[PluginChannel] = set()
+    `clients`: the client of each resource; it has no channel while it dials.
+    """
+
+    _directory: Path
+    _books: KubeletBooks
+    _seen: KubeletLog
+    _spawn: Callable[[Coroutine[object, object, None]], object]
+    _clients: dict[str, PluginChannel | None] = field(default_factory=dict)
+    _channels: set[PluginChannel] = field(default_factory=set)
 
     @override
     async def register(self, message: RegisterRequest) -> Empty:
@@ -187,21 +184,15 @@ class RegistrationServer(RegistrationBase):
             self._books.disconnected(resource, text)
 
 
+@dataclass(eq=False)
 class PodResourcesLister(PodResourcesListerBase):
     """Answers from the records without waiting. `pods`: the active pods by UID."""
 
-    def __init__(
-        self,
-        books: KubeletBooks,
-        allocator: DeviceAllocator,
-        pods: Mapping[str, PodSpec],
-        chance: random.Random,
-    ) -> None:
-        self._books = books
-        self._allocator = allocator
-        self._pods = pods
-        self._chance = chance
-        self._limit = Allowance(_BURST, _REFILL)
+    _books: KubeletBooks
+    _allocator: DeviceAllocator
+    _pods: Mapping[str, PodSpec]
+    _chance: random.Random
+    _limit: Allowance = field(default_factory=lambda: Allowance(_BURST, _REFILL))
 
     @override
     async def list(self, message: ListPodResourcesRequest) -> ListPodResourcesResponse:

@@ -13,9 +13,7 @@ from typing import Final, NamedTuple
 
 import agent
 
-KEPT_LINES: Final = 5000
-LASTING: Final = "web.listening"
-"""An event that is logged once at the start. It is kept while the agent runs."""
+KEPT_LINES: Final = 50_000
 MOST_BYTES: Final = 64 * 1024
 STOP_DEADLINE: Final = 12.0
 """Seconds after SIGTERM. The agent promises to end within 10 s."""
@@ -52,7 +50,6 @@ class AgentLog:
 
     def __init__(self, path: Path, heard: Callable[[], None]) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
-        self._lasting: list[LogLine] = []
         self._heard = heard
         self._file = path.open("w", encoding="utf-8", buffering=1)
 
@@ -68,15 +65,13 @@ class AgentLog:
             fields = found if isinstance(found, dict) else {}
         told = LogLine(pid, text, fields)
         self._lines.append(told)
-        if told.event == LASTING:
-            self._lasting.append(told)
         self._file.write(f"{text}\n")
         self._heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:
         """The kept lines with that event, of one process or of all."""
-        lines = self._lasting if event == LASTING else self._lines
-        return [line for line in lines if line.event == event and (pid is None or line.pid == pid)]
+        found = (line for line in self._lines if line.event == event)
+        return [line for line in found if pid is None or line.pid == pid]
 
     def last(self, count: int) -> list[str]:
         """The text of the last `count` lines."""

@@ -54,9 +54,6 @@ from agent.wire.v1beta1 import ContainerAllocateResponse
 CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 """The variable that names the region in the container."""
 SERIES: Final = "hami_agent_container_memory_used_bytes"
-PID: Final = 7
-PART: Final = 4
-"""A process takes one part in so many of its memory."""
 PERCENT: Final = 35
 LOOK: Final = 0.25
 """Seconds between two looks at the metrics."""
@@ -81,20 +78,14 @@ async def register(stage: Stage) -> None:
     """Start the agent. It registers, offers its slices and reports to the scheduler."""
     cluster = stage.cluster
     agent, history = await stage.start_agent(), cluster.kubelet.history
-    await stage.until("registered", lambda: bool(history.of("registered")), lambda: "no Register")
+    await stage.until("registered", lambda: bool(history.of("registered")))
     seconds = history.of("registered")[-1].elapsed - agent.started
     stage.settle("registered", f"{stage.measure('exec_to_registered', seconds)} after exec")
 
-    def published() -> int:
-        return int(cluster.node()["status"].get("allocatable", {}).get(RESOURCE, "0"))
-
-    await stage.until(
-        "allocatable",
-        lambda: cluster.allocatable() == stage.slices == published(),
-        lambda: f"{cluster.allocatable()} at the kubelet, {published()} on the Node",
-    )
-    stage.settle("allocatable", f"{published()} on the Node")
-    await stage.until("annotation", lambda: bool(registered_gpus(cluster)), lambda: "no annotation")
+    slices = stage.slices
+    await stage.until("allocatable", lambda: cluster.allocatable() == slices == stage.published)
+    stage.settle("allocatable", f"{stage.published} on the Node")
+    await stage.until("annotation", lambda: bool(registered_gpus(cluster)))
     stage.settle("annotation", *_annotation(stage))
 
 
@@ -116,9 +107,7 @@ def _annotation(stage: Stage) -> tuple[str, list[str]]:
 async def place(stage: Stage) -> None:
     """Place pods of every kind, one after the other; the last one cannot fit."""
     journal, user = stage.cluster.api.journal, stage.cluster.user
-    await stage.until(
-        "requests", lambda: journal.watches(user) >= 2, lambda: "the agent does not watch"
-    )
+    await stage.until("requests", lambda: journal.watches(user) >= 2)
     placed, begun = fitting(len(stage.gpus)), len(journal.calls)
     for workload in placed:
         stage.record.note(f"pod {workload.name}: {workload.text}")
@@ -170,11 +159,7 @@ async def run_pod(stage: Stage, workload: Workload, claim: str = "") -> None:
     """Submit a pod and wait until it runs. Raises Unmet."""
     name, begun = workload.name, stage.now
     stage.cluster.submit(workload.pod())
-    await stage.until(
-        claim or f"{name}.running",
-        lambda: is_running(stage.cluster, name),
-        lambda: f"{pod_facts(stage.cluster, name).phase}: {pod_facts(stage.cluster, name).reason}",
-    )
+    await stage.until(claim or f"{name}.running", lambda: is_running(stage.cluster, name))
     stage.placed.append(name)
     if not claim:
         stage.settle(f"{name}.running", f"{milliseconds(stage.now - begun)} after its creation")
@@ -194,22 +179,14 @@ def check_edits(stage: Stage, claim: str, names: list[str]) -> None:
 
 async def _settled(stage: Stage, name: str) -> None:
     cluster, claim, begun = stage.cluster, f"{name}.settled", stage.now
-    await stage.until(
-        claim,
-        lambda: pod_facts(cluster, name).is_settled and not is_locked(cluster),
-        lambda: f"lock {is_locked(cluster)}, {dict(pod_facts(cluster, name).notes)}",
-    )
+    await stage.until(claim, lambda: pod_facts(cluster, name).is_settled and not is_locked(cluster))
     stage.settle(claim, f"{milliseconds(stage.now - begun)} later")
 
 
 async def _stays_pending(stage: Stage, workload: Workload, claim: str) -> tuple[str, list[str]]:
     """Submit a pod that has no place. Why it is not scheduled, and what is wrong. Raises Unmet."""
     stage.cluster.submit(workload.pod())
-    await stage.until(
-        claim,
-        lambda: bool(pod_facts(stage.cluster, workload.name).reason),
-        lambda: f"the scheduler gives no reason for pod {workload.name}",
-    )
+    await stage.until(claim, lambda: bool(pod_facts(stage.cluster, workload.name).reason))
     pod = pod_facts(stage.cluster, workload.name)
     return pod.reason, [] if pod.phase == "Pending" else [f"{pod.name} is {pod.phase}"]
 
@@ -248,9 +225,9 @@ def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     cache = PurePosixPath(answer.envs[CACHE])
     mounts = {mount.container_path: mount.host_path for mount in answer.mounts}
     region, now = HamiCoreRegion(Path(mounts[str(cache.parent)]) / cache.name), SystemClock().now()
-    process = region.start(PID, dict(answer.envs), now)
+    process = region.start(7, dict(answer.envs), now)
     region.name_gpus([share.uuid for share in gpus])
-    taken = [share.memory_mib // PART for share in gpus]
+    taken = [share.memory_mib // 4 for share in gpus]
     for gpu, mib in enumerate(taken):
         process.allocate(gpu, mib * MIB)
         process.watch(gpu, PERCENT)
@@ -284,9 +261,7 @@ async def lose_gpu(stage: Stage) -> None:
     def unhealthy() -> list[int]:
         return [gpu.index for gpu in registered_gpus(cluster) if not gpu.healthy]
 
-    await stage.until(
-        "xid.annotation", lambda: unhealthy() == [index], lambda: f"unhealthy: {unhealthy()}"
-    )
+    await stage.until("xid.annotation", lambda: unhealthy() == [index])
     stage.settle("xid.annotation", f"unhealthy: GPU {index}")
     phase = pod_facts(cluster, victim).phase
     stage.settle("xid.running", f"{victim} is {phase}", _disturbed(stage, before))
@@ -321,9 +296,7 @@ async def kill_agent(stage: Stage) -> None:
     await cluster.kill_agent()
     await stage.start_agent()
     await _offered(stage, "kill.allocatable", begun, "kill_to_serving")
-    await stage.until(
-        "kill.rows", lambda: cluster.web_address is not None, lambda: "no web address in its log"
-    )
+    await stage.until("kill.rows", lambda: cluster.web_address is not None)
     samples = await scrape(cluster.web_address or "")
     held = sum(value for name, _, value in samples if name == "hami_agent_slices_allocated")
     expected = sum(map(len, rows.held_ids.values()))
@@ -340,7 +313,6 @@ async def _offered(stage: Stage, claim: str, begun: float, measure: str) -> None
         claim,
         # The number alone may be that of the list before.
         lambda: cluster.allocatable() == stage.slices and bool(stage.seen(begun, "listed")),
-        lambda: f"{cluster.allocatable()} allocatable",
     )
     lists = stage.seen(begun, "listed")
     too_many = [f"a list offered {len(e.ids)}" for e in lists if len(e.ids) > stage.slices]
@@ -370,9 +342,7 @@ async def _readmitted(stage: Stage, claim: str, since: float) -> None:
     """Wait until a new kubelet has admitted or rejected every pod. Raises Unmet."""
     uids = {pod_facts(stage.cluster, name).uid for name in stage.placed}
     await stage.until(
-        claim,
-        lambda: uids <= {event.pod for event in stage.seen(since, "admitted", "rejected")},
-        lambda: "the new kubelet has not admitted every pod",
+        claim, lambda: uids <= {event.pod for event in stage.seen(since, "admitted", "rejected")}
     )
 
 
@@ -387,36 +357,25 @@ async def kill_in_burst(stage: Stage) -> None:
     def answered() -> int:
         return len(stage.seen(begun, "allocated"))
 
-    await stage.until(
-        "burst.pods",
-        lambda: answered() >= BURST // 3,
-        lambda: f"{answered()} were answered",
-        BURST_PATIENCE,
-    )
+    await stage.until("burst.pods", lambda: answered() >= BURST // 3, BURST_PATIENCE)
     gap = stage.now
     await cluster.kill_agent()
     stage.record.note(f"SIGKILL after {counted(answered(), 'answer')}")
     await stage.start_agent()
 
-    def undecided() -> list[str]:
+    def is_decided() -> bool:
         pods = [pod_facts(cluster, name) for name in names]
-        return [p.name for p in pods if p.phase != "Failed" and not (p.is_running and p.is_settled)]
+        decided = (p.phase == "Failed" or (p.is_running and p.is_settled) for p in pods)
+        return all(decided) and bool(stage.seen(gap, "listed"))
 
-    await stage.until(
-        "burst.pods",
-        lambda: not undecided() and bool(stage.seen(gap, "listed")),
-        lambda: f"undecided: {undecided()}",
-        BURST_PATIENCE,
-    )
+    await stage.until("burst.pods", is_decided, BURST_PATIENCE)
     stage.record.measured["burst_to_decided"] = round(stage.now - begun, 6)
     served = [name for name in names if pod_facts(cluster, name).is_running]
     _judge_rejected(stage, [name for name in names if name not in served], gap)
     check_edits(stage, "burst.edits", served)
     stage.placed += served
     stage.settle("burst.durable", *_durable(stage))
-    await stage.until(
-        "burst.lock", lambda: not is_locked(cluster), lambda: str(cluster.node_annotations())
-    )
+    await stage.until("burst.lock", lambda: not is_locked(cluster))
     stage.settle("burst.lock", "free")
 
 
@@ -465,9 +424,7 @@ async def lose_records(stage: Stage) -> None:
     rejected = [f"{event.pod}: {event.text}" for event in stage.seen(begun, "rejected")]
     await cluster.kubelet.container_died(*owner)
     await stage.until(
-        "replay.edits",
-        lambda: owner in answers(cluster) and pod_facts(cluster, name).is_running,
-        lambda: "; ".join(e.text for e in stage.seen(begun, "allocate_refused")) or "not asked",
+        "replay.edits", lambda: owner in answers(cluster) and pod_facts(cluster, name).is_running
     )
     after = answers(cluster)[owner]
     wrong = rejected if before == after else [f"{parsed(before)} before, {parsed(after)} after"]

@@ -15,8 +15,15 @@ from agent.ledger import ContainerKey
 from agent.model import Gpu, GpuUuid
 from agent.sandbox.kubelet.pods import KubeletEvent, PodSpec, SeenKind
 from agent.sandbox.lab.child import AgentChild
-from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
-from agent.sandbox.scenario.facts import Answers, answers, ledger_on_disk, parsed, promised
+from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster
+from agent.sandbox.scenario.facts import (
+    Answers,
+    PodFacts,
+    answers,
+    ledger_on_disk,
+    parsed,
+    promised,
+)
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load
 from agent.sandbox.store import Json
 
@@ -315,14 +322,13 @@ class Stage:
         self.record.note(f"agent started, pid {child.pid}")
         return child
 
-    async def until(
-        self,
-        claim: str,
-        holds: Callable[[], bool],
-        found: Callable[[], str],
-        within: float = PATIENCE,
-    ) -> None:
-        """Wait for a condition of the claim. `found` describes the state if it does not come.
+    @property
+    def published(self) -> int:
+        """The number of slices on the Node."""
+        return int(self.cluster.node()["status"].get("allocatable", {}).get(RESOURCE, "0"))
+
+    async def until(self, claim: str, holds: Callable[[], bool], within: float = PATIENCE) -> None:
+        """Wait for a condition of the claim.
 
         Raises Unmet: it did not come, or the agent has ended; the claim is false.
         """
@@ -331,8 +337,16 @@ class Stage:
         if not holds():
             code = agent.code
             why = f"not in {within:g} s" if code is None else f"the agent exited with {code}"
-            self.record.settle(claim, "", [f"{why}: {found()}"])
+            self.record.settle(claim, "", [f"{why}: {self._state()}"])
             raise Unmet(claim)
+
+    def _state(self) -> str:
+        cluster = self.cluster
+        pods = [PodFacts(pod) for pod in cluster.store.select("pods")]
+        told = [f"pod {pod.name} is {pod.phase} {pod.reason}".rstrip() for pod in pods]
+        told.append(f"the Node's annotations are {dict(cluster.node_annotations())}")
+        slices = f"{cluster.allocatable()} at the kubelet, {self.published} on the Node"
+        return "; ".join((slices, *told))
 
     def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
         """Set the result of a claim; see ScenarioRecord.settle."""
