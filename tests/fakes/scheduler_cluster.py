@@ -24,13 +24,9 @@ def register_of(*uuids: str, healthy: bool = True) -> str:
 class FakeCluster:
     """One store with one node `n1`, and the scheduler beside it."""
 
-    def __init__(
-        self, *uuids: str, eager: bool = False, settings: SchedulerSettings | None = None
-    ) -> None:
+    def __init__(self, *uuids: str, settings: SchedulerSettings | None = None) -> None:
         self.store = ObjectStore(LoopClock(), Seeded())
-        self.scheduler = SchedulerModel(
-            self.store, LoopClock(), Seeded(), eager=eager, settings=settings
-        )
+        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded(), settings=settings)
         self.store.create(
             "nodes",
             {

@@ -73,7 +73,7 @@ async def bind(store: ObjectStore) -> tuple[str, bool]:
     found = store.select("pods", fields={"metadata.name": "p"})
     uid = found[0]["metadata"]["uid"] if found else "uid-of-p"
     settings = SchedulerSettings().quick()
-    hami = HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), settings, eager=False)
+    hami = HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), settings)
     hami.usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
     for node in store.select("nodes"):
         await hami.see_node("MODIFIED", node)  # which writes nothing, unlike a new one
