@@ -163,7 +163,7 @@ def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
     quotas.see("ADDED", quota("q", **{"limits.nvidia.com/gpumem": 1000}))
     offer = read_offer({REGISTER: register_of("GPU-a", "GPU-b")})
     assert offer is not None
-    nodes = {"n1": offer.state("n1", {})}
+    nodes = {"n1": offer}
     pod = build_pod(spec)
 
     filtered = filter_pod(pod, ["n1"], nodes, SchedulerSettings(), Seeded(), quotas)

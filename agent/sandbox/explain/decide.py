@@ -123,7 +123,7 @@ class _Tries:
             return
         asked = Reservation("", groups, model.init_count(self._pod)).loads().values()
         need = sum(asked, world.held.held(world.namespace))
-        memory = -(-need.memory_mib // max(world.settings.memory_factor, 1))
+        memory = -(-need.memory_mib // max(world.settings.rules.memory_factor, 1))
         said, paste = [], []
         for key, amount in zip(at_gate.READ_BY_HAMI, (memory, need.core_percent), strict=True):
             for quota in raised:

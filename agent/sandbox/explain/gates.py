@@ -150,7 +150,7 @@ def quota_gate(world: World, *, is_refused: bool) -> Gate:
     snapshot, namespace = world.snapshot, cap(world.namespace, 64)
     if not snapshot.has("resourcequotas"):
         return Gate(QUOTA, GateVerdict.UNKNOWN, "the ResourceQuotas could not be read")
-    held, factor = world.held.held(world.namespace), max(world.settings.memory_factor, 1)
+    held, factor = world.held.held(world.namespace), max(world.settings.rules.memory_factor, 1)
     counted, unread = [], []
     for quota in snapshot.quotas:
         hard, name = quota["spec"]["hard"], cap(quota["metadata"]["name"], 64)
@@ -403,8 +403,7 @@ def _held(world: World) -> Iterator[str]:
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
         paired = [("a container", group) for group in view.groups if group]
-    offer = world.offers.get(view.node)
-    indexes = {gpu.uuid: f"GPU {gpu.index}" for gpu in offer.gpus} if offer else {}
+    indexes = {one.uuid: f"GPU {one.index}" for one in world.reported(view.node)}
     for name, group in paired:
         for share in group:
             said = f"{cap(name, 64)}: {indexes.get(share.uuid, 'GPU')} ({cap(share.uuid, 64)}), "
@@ -416,8 +415,7 @@ def _held(world: World) -> Iterator[str]:
 def _sick(world: World) -> Iterator[str]:
     """The GPUs of the pod that its Node reports as unhealthy, or does not report any more."""
     groups = (world.view.groups if world.view else None) or ()
-    offer = world.offers.get(world.node)
-    known = {gpu.uuid: gpu for gpu in offer.gpus} if offer else {}
+    known = {gpu.uuid: gpu for gpu in world.reported(world.node)}
     for uuid in dict.fromkeys(share.uuid for group in groups for share in group):
         if uuid not in known and world.node in world.nodes:
             yield f"no Node reports GPU {cap(uuid, 64)} any more: it is lost, or was taken out"

@@ -15,7 +15,7 @@ from agent import cluster as annotations
 from agent.allocate.room import ContainerRequest
 from agent.cluster import PodView, Requirement
 from agent.errors import MalformedText, cap
-from agent.hami.annotations import decode_pod_devices
+from agent.hami.annotations import RegisteredGpu, decode_pod_devices
 from agent.kit.units import by_number, counted, gib, percent, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint
@@ -128,7 +128,7 @@ class World:
         self.offers = {
             name: read_offer(node.annotations, is_json=False) for name, node in self.nodes.items()
         }
-        sizes = [gpu.registered_mib for o in self.offers.values() if o for gpu in o.gpus]
+        sizes = [one.capacity.registered_mib for o in self.offers.values() if o for one in o.gpus]
         self.greatest_mib = max(sizes, default=0)
 
     @property
@@ -142,6 +142,11 @@ class World:
             request = model.container_request(one, self.settings)
             yield cap(str(one.get("name", "")), 64), one, request
 
+    def reported(self, name: str) -> list[RegisteredGpu]:
+        """The GPUs that the Node reports."""
+        offer = self.offers.get(name)
+        return [view.capacity for view in offer.gpus] if offer else []
+
     def registered(self, name: str, without: str = "") -> RegisteredNode | None:
         """The Node as the scheduler has it registered; None if it has not.
 
@@ -151,12 +156,12 @@ class World:
         if offer is None or not offer.gpus or self.nodes[name].slices <= 0:
             return None  # HAMi drops a node whose kubelet offers nothing
         usage = usage_of(one for one in self.holders.get(name, ()) if one.uid != without)
-        return offer.state(name, usage.loads(name))
+        return offer.with_loads(usage.loads(name))
 
     def trial(self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None) -> Fits:
         """What tries the pod on a Node, by the model."""
         plain, quotas = dict(pod), self.snapshot.quotas if quotas is None else quotas
-        limits = Quotas(self.held, self.settings.memory_factor)
+        limits = Quotas(self.held, self.settings.rules.memory_factor)
         for quota in quotas:
             limits.see("ADDED", dict(quota))
         fits_quota = functools.partial(limits.fits, self.namespace) if quotas else None

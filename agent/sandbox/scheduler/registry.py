@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from agent import cluster as annotations
 from agent.errors import MalformedText, cap
-from agent.hami.annotations import RegisteredGpu, decode_either, decode_pod_devices, is_json_form
+from agent.hami.annotations import decode_either, decode_pod_devices, is_json_form
 from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.model import GpuView, Load, RegisteredNode, parse_quantity
@@ -79,21 +79,8 @@ def check_node(seen: dict[str, object], node: Json, now: dt.datetime) -> Checkup
     return Checkup(True, asks or sight != before, asks)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The GPUs that one Node offers, without their use."""
-
-    gpus: tuple[RegisteredGpu, ...]
-    cordoned: frozenset[str] = frozenset()
-
-    def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode:
-        """The node with the use of its GPUs."""
-        states = tuple(GpuView(gpu, loads.get(gpu.uuid, Load())) for gpu in self.gpus)
-        return RegisteredNode(name, states, self.cordoned)
-
-
-def read_offer(noted: Mapping[str, str], *, is_json: bool = True) -> Offer | None:
-    """The offer of a Node's annotations; None if there is none or it cannot be decoded.
+def read_offer(noted: Mapping[str, str], *, is_json: bool = True) -> RegisteredNode | None:
+    """The node of these annotations, its GPUs unused; None if none can be decoded.
 
     HAMi reads only JSON; not `is_json`: whatever form its scheduler reads.
     """
@@ -105,7 +92,7 @@ def read_offer(noted: Mapping[str, str], *, is_json: bool = True) -> Offer | Non
     except MalformedText:
         return None
     cordoned = {word.strip() for word in noted.get(annotations.CORDON, "").split(",")} - {""}
-    return Offer(gpus, frozenset(cordoned))
+    return RegisteredNode(tuple(map(GpuView, gpus)), frozenset(cordoned))
 
 
 class Registry:
@@ -113,7 +100,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._seen: dict[str, object] = {}
-        self._nodes: dict[str, Offer] = {}
+        self._nodes: dict[str, RegisteredNode] = {}
 
     def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
         """Ingest one node. Returns the annotations that must be written (None deletes).
@@ -138,8 +125,8 @@ class Registry:
 
     def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode | None:
         """A registered node with the use of its GPUs, or None."""
-        offer = self._nodes.get(name)
-        return offer.state(name, loads) if offer else None
+        node = self._nodes.get(name)
+        return node.with_loads(loads) if node else None
 
 
 # The use of GPUs. Kubernetes counts the requests of pods against a ResourceQuota; HAMi counts what

@@ -242,7 +242,7 @@ class HamiVerbs:
     ) -> None:
         self.settings = settings
         self.usage = Usage()
-        self.quotas = Quotas(self.usage, settings.memory_factor)
+        self.quotas = Quotas(self.usage, settings.rules.memory_factor)
         self._cluster = cluster
         self._allowance = Allowance(settings.kube_burst, 1 / settings.kube_qps)
         self._events: asyncio.Queue[Json] = asyncio.Queue()
