@@ -6,7 +6,6 @@ What is kept of the objects of a cluster, and what counts as absent.
 import ast
 import datetime as dt
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from agent.kube.reader import (
     decode_pod_event,
 )
 from tests.builders import POD_UID
+from tests.unit.rows import rows_of
 
 GPU = "nvidia.com/gpu"
 BOUND = [{"type": "PodScheduled", "status": "True"}]
@@ -95,14 +95,7 @@ def told(view: PodView, field: str) -> object:
     return getattr(view, field) if hasattr(view, field) else getattr(one, field)
 
 
-ROWS = [
-    line.split(" => ")
-    for line in Path(__file__).with_name("pods.txt").read_text().splitlines()
-    if " => " in line and not line.startswith("#")
-]
-
-
-@pytest.mark.parametrize(("words", "expected"), ROWS)
+@pytest.mark.parametrize(("words", "expected"), rows_of(__file__, "pods.txt"))
 def test_a_pod_is_taken_for_what_the_table_says(words: str, expected: str):
     if words.startswith("quantity "):
         assert ast.literal_eval(expected) == decode_quantity(

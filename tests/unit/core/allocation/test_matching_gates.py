@@ -4,7 +4,6 @@ Pods without a lock: which of them come from HAMi's scheduler all the same, and 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -43,6 +42,7 @@ from tests.unit.core.allocation.matching_scene import (
     without_witness,
 )
 from tests.unit.core.allocation.refusals import check_refusal
+from tests.unit.rows import rows_of
 
 POD, OTHER = named_pod(1), named_pod(2)
 INIT_ONLY = named_pod(1, containers=(a_container(role=Role.INIT),))
@@ -148,11 +148,7 @@ SCENES = {
     "memory is short": given(f"{G1},NVIDIA,90000,1:;"),
     "compute is short": given(f"{G1},NVIDIA,1,101:;"),
 }
-TABLE = dict(
-    line.split(" => ")
-    for line in Path(__file__).with_name("gates.txt").read_text().splitlines()
-    if " => " in line and not line.startswith("#")
-)
+TABLE = dict(rows_of(__file__, "gates.txt"))
 DECIDED = frozenset(RefusalReason[row.partition(" | ")[0].strip("-")] for row in TABLE.values())
 
 

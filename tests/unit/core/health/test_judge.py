@@ -2,7 +2,6 @@
 
 import datetime as dt
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,6 +20,7 @@ from agent.model import (
     RecoveryAction,
 )
 from tests.builders import G1, NOON
+from tests.unit.rows import rows_of
 
 SETTINGS = HealthSettings()
 PASSED = Probe(G1, ProbeOutcome.PASSED)
@@ -110,12 +110,7 @@ def told(health: Health) -> str:
     return " ".join(filter(None, words)) + (f" | {health.text}" if health.text else "")
 
 
-HISTORIES = {
-    history.strip(): said.strip()
-    for line in Path(__file__).with_name("histories.txt").read_text().splitlines()
-    for history, arrow, said in [line.partition("=>")]
-    if arrow and not line.startswith("#")
-}
+HISTORIES = dict(rows_of(__file__, "histories.txt"))
 """By history: what is told of the GPU after it."""
 
 
