@@ -1,145 +1,96 @@
-"""Plain mode on a node of fakes: a kubelet's books and checkpoint file, ledger, virtual time."""
+"""Answers of plain mode: durable first, each with a row and a directory of its own."""
 
 import asyncio
 import contextlib
-import itertools
-import random
 from collections.abc import AsyncIterator, Sequence
-
-import pytest
 
 from agent.allocate.plain import PlainAllocation, PlainSettings
 from agent.allocate.service import DISK_BUDGET
-from agent.cluster import NodeEvent, PodTable
+from agent.cluster import PodTable
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.kit.cell import Cell
 from agent.kit.timing import BEGUN, CLOSE, IdleWaiter
-from agent.ledger import (
-    ContainerEdits,
-    ContainerKey,
-    EditSettings,
-    Holder,
-    KubeletEpoch,
-    Ledger,
-    Row,
-    State,
-)
-from agent.model import Inventory, SliceId
+from agent.ledger import ContainerEdits, EditSettings, Holder, KubeletEpoch, Row, State
+from agent.model import SliceId
 from agent.reconcile import QUIET, Reconcile
 from agent.state import StateService
-from tests.builders import NOON, a_pod_uid, an_inventory
+from tests.builders import NOON, an_inventory
+from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import GatedDisk
-from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeWitness
+from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeRecords, FakeWitness
 from tests.services.at_work import at_work
-from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, a_plain_row, holds, ids
-
-BYSTANDER = Holder("kube-system", "proxy", "main")
-"""Some pod without a GPU is on every node, once its kubelet knows its pods."""
-
-
-class FakeHolds:
-    """The ids in the kubelet's checkpoint file; None: it is absent or unreadable."""
-
-    def __init__(self) -> None:
-        self.ids: list[frozenset[SliceId]] | None = []
-        self.hung = False
-
-    async def read(self, resource: str) -> dict[ContainerKey, frozenset[SliceId]] | None:
-        assert RESOURCE == resource
-        if self.hung:
-            await asyncio.Event().wait()
-        keys = (ContainerKey(a_pod_uid(number), "main") for number in itertools.count())
-        return None if self.ids is None else dict(zip(keys, self.ids, strict=False))
+from tests.unit.core.allocation.plain_scene import EPOCH, holds, ids
 
 
 class PlainNode:
-    """What a test of plain mode holds in its hands."""
+    """Plain mode on a node of fakes: a kubelet's books, ledger, virtual time."""
 
-    def __init__(self, ledger: Ledger, *, limits: bool) -> None:
-        self.clock = LoopClock(NOON)
-        self.disk = GatedDisk()
-        self.state = StateService(disk=self.disk, recovered=State(ledger=ledger), boot_id="b")
-        self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
+    def __init__(self) -> None:
+        clock, epoch = LoopClock(NOON), Cell[KubeletEpoch | None](EPOCH)
+        self.disk, self.hooks, self.calls = GatedDisk(), FakeHookDirs(), IdleWaiter()
+        self.state = StateService(disk=self.disk, recovered=State(), boot_id="b")
         self.witness = FakeWitness()
-        self.witness.pods[BYSTANDER.namespace, BYSTANDER.pod] = holds(BYSTANDER)
-        self.holds = FakeHolds()
-        self.hooks = FakeHookDirs()
-        self.calls = IdleWaiter()
-        self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
-        self.edits = Cell(EditSettings())
-        chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
-        self.said: list[NodeEvent] = []
         self.service = PlainAllocation(
             commit=self.state.commit,
-            say=self.said.append,
-            inventory=self.inventory,
+            say=lambda _: None,
+            inventory=Cell(an_inventory(count=2)),
             ledger=self.state.ledger,
-            edits=self.edits,
-            epoch=lambda: self.epoch.value,
+            edits=Cell(EditSettings()),
+            epoch=lambda: epoch.value,
             hooks=self.hooks,
-            clock=self.clock,
-            chance=chance,
-            settings=PlainSettings(memory_limits=limits),
+            clock=clock,
+            chance=Seeded(7),
+            settings=PlainSettings(memory_limits=True),
         )
         self.reconcile = Reconcile(
             pods=Cell(PodTable(synced=True)),
             ledger=self.state.ledger,
-            epoch=self.epoch,
+            epoch=epoch,
             taken=self.service.taken,
             calls=self.calls,
             witness=self.witness,
-            records=self.holds.read,
+            records=FakeRecords().read,
             hooks=self.hooks,
-            clock=self.clock,
-            resource=Cell(EditSettings().resource),
+            clock=clock,
+            resource=Cell(RESOURCE),
             adopt=None,
             commit=self.state.commit,
-            say=self.said.append,
+            say=lambda _: None,
         )
 
     @property
     def rows(self) -> tuple[Row, ...]:
         return self.state.ledger.value.rows
 
-    @property
-    def results(self) -> dict[tuple[str, ...], int]:
-        return dict(self.service.results.items())
+    async def outcome(self, wanted: Sequence[SliceId]) -> ContainerEdits | Refusal:
+        """What the kubelet is told when it asks for these."""
+        try:
+            return await self.service.allocate(tuple(wanted))
+        except Refusal as refusal:
+            return refusal
 
-    def directories(self) -> set[str]:
-        """The directories that the rows have."""
-        return {row.directory for row in self.rows if row.directory}
-
-    def book(self, holder: Holder, ids: Sequence[SliceId]) -> None:
-        """The kubelet takes the answer into its books and its checkpoint."""
-        key = (holder.namespace, holder.pod)
-        self.witness.pods[key] = holds(holder, *ids)
-        if self.holds.ids is not None:
-            self.holds.ids.append(frozenset(ids))
-
-    def end(self, holder: Holder) -> None:
-        """The holder's pod ends; the kubelet's file is not written for that."""
-        del self.witness.pods[(holder.namespace, holder.pod)]
-
-    def lose_checkpoint(self, epoch: KubeletEpoch) -> None:
-        """A new kubelet that knows its pods, and none of their ids."""
-        self.holds.ids = None
-        self.witness.pods = {
-            key: holds(Holder(*key, next(iter(pod.containers))))
-            for key, pod in self.witness.pods.items()
-        }
-        self.epoch.set(epoch)
+    async def outcomes(
+        self, *wanted: Sequence[SliceId], apart: float = 2 * CLOSE
+    ) -> list[ContainerEdits | Refusal]:
+        """The same of calls that are under way at once, in the order in which they came."""
+        self.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            calls = []
+            for one in wanted:
+                calls.append(group.create_task(self.outcome(one)))
+                await asyncio.sleep(apart)
+            self.disk.gate.set()
+        return [call.result() for call in calls]
 
 
 @contextlib.asynccontextmanager
-async def a_node(*rows: Row, limits: bool = True) -> AsyncIterator[PlainNode]:
-    """A node whose ledger is being written and reconciled."""
-    node = PlainNode(Ledger(rows), limits=limits)
+async def a_node() -> AsyncIterator[PlainNode]:
+    """A node whose ledger is being written and reconciled. A pod without a GPU is on every node."""
+    node = PlainNode()
+    node.witness.pods["kube-system", "proxy"] = holds(Holder("kube-system", "proxy", "main"))
     async with at_work(node.state.run, node.reconcile.run):
         yield node
-
-
-# Answers of plain mode: durable first, each with a row and a directory of its own.
 
 
 def directory(edits: ContainerEdits | Refusal) -> str:
@@ -149,36 +100,11 @@ def directory(edits: ContainerEdits | Refusal) -> str:
     return found.rpartition("/")[2]
 
 
-async def refused(node, wanted):
-    with pytest.raises(Refusal) as caught:
-        await node.service.allocate(wanted)
-    return caught.value
-
-
-async def outcome(node, wanted) -> ContainerEdits | Refusal:
-    try:
-        return await node.service.allocate(wanted)
-    except Refusal as refusal:
-        return refusal
-
-
-async def outcomes(node, *wanted, apart=2 * CLOSE) -> list[ContainerEdits | Refusal]:
-    """What calls that are under way at once are told, in the order in which they came."""
-    node.disk.gate.clear()
-    calls = []
-    async with asyncio.TaskGroup() as group:
-        for one in wanted:
-            calls.append(group.create_task(outcome(node, one)))
-            await asyncio.sleep(apart)
-        node.disk.gate.set()
-    return [call.result() for call in calls]
-
-
 async def test_of_calls_that_overlap_the_last_is_granted_and_in_the_end_all_whatever_their_ids():
     async with a_node() as node:
         given, waiting = [], 6
         while waiting:
-            *earlier, last = await outcomes(node, *[ids(0)] * waiting)
+            *earlier, last = await node.outcomes(*[ids(0)] * waiting)
 
             assert {RefusalReason.OVERLAP} >= {one.gate for one in earlier}
             assert all(one.transient for one in earlier)
@@ -192,7 +118,7 @@ async def test_of_calls_that_overlap_the_last_is_granted_and_in_the_end_all_what
 async def test_of_calls_that_begin_in_one_moment_none_is_granted_and_one_when_it_is_repeated():
     """Which of them the kubelet began last cannot be known, and it crashes for the other."""
     async with a_node() as node:
-        found = await outcomes(node, ids(0), ids(1), apart=CLOSE / 2)
+        found = await node.outcomes(ids(0), ids(1), apart=CLOSE / 2)
 
         assert {RefusalReason.OVERLAP} == {one.gate for one in found}
         assert directory(await node.service.allocate(ids(1)))
@@ -218,7 +144,7 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
         second = await node.service.prefer(ids(0, 1, 2), (), 1)
 
         assert first != second
-        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
+        assert RefusalReason.OVERLAP is (await node.outcome(first)).gate
         assert directory(await node.service.allocate(second))
         assert directory(await node.service.allocate(first)), "the kubelet asks again"
 
@@ -228,7 +154,7 @@ async def test_of_preferences_asked_in_one_moment_no_request_is_granted_until_it
     async with a_node() as node:
         wanted = [await node.service.prefer(ids(0, 1, 2), (), 1) for _ in range(2)]
 
-        assert {RefusalReason.OVERLAP} == {(await refused(node, one)).gate for one in wanted}
+        assert {RefusalReason.OVERLAP} == {(await node.outcome(one)).gate for one in wanted}
         assert directory(await node.service.allocate(wanted[1]))
 
 
@@ -236,7 +162,7 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
     async with a_node() as node:
         node.hooks.failure = StateError("vgpu is a link")
 
-        refusal = await refused(node, ids(0))
+        refusal = await node.outcome(ids(0))
         node.hooks.failure = None
 
         assert RefusalReason.HOST_DIRECTORY is refusal.gate
@@ -245,24 +171,15 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
         assert () == node.rows
 
 
-# Plain mode and the kubelet agree: after bursts, at each kubelet, and when a pod ends.
-HELD = a_plain_row(holder=HOLDER)
-
-
-async def serve(node, wanted, holder):
-    """The kubelet asks, and books the answer."""
-    with node.calls.busy():
-        edits = await node.service.allocate(wanted)
-    node.book(holder, wanted)
-    return edits
-
-
 async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():
     async with a_node() as node:
         await asyncio.sleep(5)
         before = node.witness.lists
         for number in range(20):
-            await serve(node, ids(number % 10, gpu=number // 10), Holder("a", f"p{number}", "c"))
+            wanted, holder = ids(number % 10, gpu=number // 10), Holder("a", f"p{number}", "c")
+            with node.calls.busy():
+                await node.service.allocate(wanted)
+            node.witness.pods[holder.namespace, holder.pod] = holds(holder, *wanted)
             await asyncio.sleep(QUIET - 0.1)
             assert before == node.witness.lists
 

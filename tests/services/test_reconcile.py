@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from agent import hookdirs
 from agent.cluster import NodeEvent, Phase, PodTable, Tombstone
 from agent.errors import KubeletError, StateError
-from agent.hookdirs import DEADLINE, Cleared, clear_directories
+from agent.hookdirs import Cleared
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State, gaps
@@ -50,11 +50,7 @@ class RowsScene:
         self.taken: set[ContainerKey] = set()
         self.adoptable = True
         self.said: list[NodeEvent] = []
-        self.reconcile = self.a_reconcile()
-
-    def a_reconcile(self) -> Reconcile:
-        """A new one on what is there, as after a start."""
-        return Reconcile(
+        self.reconcile = Reconcile(
             pods=self.pods,
             ledger=self.state.ledger,
             epoch=self.epoch,
@@ -308,41 +304,12 @@ async def test_a_row_that_was_answered_anew_while_it_was_looked_at_keeps_that(ro
         assert ((replayed,), 0) == (scene.rows, counted(scene))
 
 
-# A start after a day away: orphans go, holders are taken over.
+# Orphans go, and holders are taken over.
 
-
-DAY = dt.timedelta(days=1)
-OLD = msgspec.structs.replace(
-    ROW, answered_at=NOON - DAY, confirmed=True, epoch=KubeletEpoch(inode=7, ctime_ns=0)
-)
 OWN = f"{POD.uid}_main"
 
 
-async def test_a_pod_that_came_meanwhile_is_taken_over_and_its_directory_left_as_it_is():
-    came = a_pod(uid=a_pod_uid(6), name="came", annotations=GROUPS, phase=Phase.RUNNING)
-    async with a_scene(OLD) as scene:
-        scene.witness.admit(POD, main=SLICE)
-        scene.witness.admit(came, main=f"{SLICE.rpartition('-')[0]}-4")
-        scene.see(POD, came)
-        await asyncio.sleep(0.1)
-
-        assert [POD.uid, came.uid] == [row.key.pod_uid for row in scene.rows]
-        assert () == scene.kept
-        assert not scene.hooks.made
-        assert not scene.hooks.wiped
-
-
-async def test_a_container_whose_row_and_record_are_both_lost_is_known_by_its_directory():
-    async with a_scene() as scene:
-        scene.hooks.names = {OWN}
-        scene.witness.admit(POD)
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-
-        assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
-
-
-async def test_what_its_directory_alone_shows_is_looked_for_until_its_row_is_on_disk():
+async def test_a_container_without_row_and_record_is_known_by_its_directory_until_it_is_written():
     async with a_scene() as scene:
         scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
         scene.hooks.names = {OWN}
@@ -352,7 +319,8 @@ async def test_what_its_directory_alone_shows_is_looked_for_until_its_row_is_on_
         scene.disk.faults.revive()
         await asyncio.sleep(RETRY + 1)
 
-        assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
+        assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
+        assert not scene.hooks.made | scene.hooks.wiped
 
 
 @pytest.mark.parametrize("is_made_by_a_call", [True, False])
@@ -391,9 +359,13 @@ async def test_other_slices_of_a_stranger_that_is_asked_for_again_are_kept_in_pl
 
 @pytest.mark.parametrize("hanging", ["found", "remove"])
 async def test_a_disk_that_hangs_does_not_stop_the_looks(hanging):
-    gone = a_row(pod_uid=a_pod_uid(5), pod="gone", answered_at=NOON - DAY, confirmed=True)
-    async with a_scene(gone) as scene:
-        scene.hooks.names = {OWN, f"{a_pod_uid(5)}_main"}
+    old = NOON - dt.timedelta(days=1)
+    gone = [
+        a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", answered_at=old, confirmed=True)
+        for n in range(10, 60)
+    ]
+    async with a_scene(*gone) as scene:
+        scene.hooks.names = {OWN, *(row.directory for row in gone)}
         scene.hooks.hanging = hanging
         scene.see(POD)
         await asyncio.sleep(3.5 * PERIOD)
@@ -418,23 +390,6 @@ async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_l
         assert [True] == [row.confirmed for row in scene.rows]
 
 
-# The row of a deleted pod goes when its grace ends, and a hanging disk stops no look for ever.
-
-
-async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():
-    gone = [a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", epoch=EPOCH) for n in range(10, 60)]
-    async with a_scene(*gone) as scene:
-        scene.hooks.hanging = "remove"
-        scene.see(POD)
-        await asyncio.sleep(PERIOD + 5)
-        scene.witness.admit(POD, main=SLICE)
-        await scene.answer()
-
-        await asyncio.sleep(10)
-
-        assert any(row.confirmed for row in scene.rows)
-
-
 async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_minute_after_that():
     """A kubelet that has just started knows no pod, and a deleted one may still run."""
     async with a_scene(ROW) as scene:
@@ -452,43 +407,33 @@ async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_mi
 
 # What containers left is removed pass by pass, and what stays is told once.
 
-
 ONE = Cleared(kept=1, why="Permission denied")
 
 
 @contextlib.asynccontextmanager
-async def clearing(hooks: FakeHookDirs, *passes: Cleared) -> AsyncIterator[Cell[Cleared]]:
-    """It, at work."""
+async def clearing(*passes: Cleared) -> AsyncIterator[tuple[FakeHookDirs, Cell[Cleared]]]:
+    hooks, state = FakeHookDirs(), Cell(Cleared())
     hooks.cleared = list(passes)
-    state = Cell(Cleared())
-    async with at_work(lambda: clear_directories(hooks, state)):
-        yield state
-
-
-async def test_it_clears_at_the_start_until_nothing_is_left_and_then_each_minute():
-    hooks = FakeHookDirs()
-    async with clearing(hooks, Cleared(more=True), Cleared(more=True), Cleared()):
+    async with at_work(lambda: hookdirs.clear_directories(hooks, state)):
         await asyncio.sleep(1)
+        yield hooks, state
+
+
+async def test_it_clears_until_nothing_is_left_then_each_minute_and_at_once_what_is_set_aside():
+    async with clearing(Cleared(more=True), Cleared(more=True), Cleared()) as (hooks, _):
         assert 3 == hooks.clears
-        await asyncio.sleep(60 * hookdirs.PERIOD)
-
-    assert 63 == pytest.approx(hooks.clears, abs=1)
-
-
-async def test_what_is_set_aside_is_removed_at_once():
-    hooks = FakeHookDirs()
-    async with clearing(hooks, Cleared()):
-        await asyncio.sleep(1)
         hooks.set_aside.set()
         await asyncio.sleep(1)
+        assert 4 == hooks.clears
+        await asyncio.sleep(60 * hookdirs.PERIOD)
 
-    assert 2 == hooks.clears
+        assert 64 == pytest.approx(hooks.clears, abs=1)
 
 
 async def test_what_stays_is_told_once_until_nothing_does():
     three = Cleared(kept=3, why="Permission denied")
     with capture_logs() as logs:
-        async with clearing(FakeHookDirs(), ONE, ONE, three, Cleared(), ONE) as state:
+        async with clearing(ONE, ONE, three, Cleared(), ONE) as (_, state):
             await asyncio.sleep(6 * hookdirs.PERIOD)
 
     assert ONE == state.value
@@ -499,12 +444,10 @@ async def test_what_stays_is_told_once_until_nothing_does():
 
 @pytest.mark.parametrize("failure", ["an error", "silence"])
 async def test_a_disk_that_fails_forgets_nothing_and_is_asked_again(failure):
-    hooks = FakeHookDirs()
-    async with clearing(hooks, ONE) as state:
-        await asyncio.sleep(1)
+    async with clearing(ONE) as (hooks, state):
         hooks.hanging = "clear" if failure == "silence" else ""
         hooks.failure = None if hooks.hanging else StateError("read-only")
-        await asyncio.sleep(hookdirs.PERIOD + DEADLINE)
+        await asyncio.sleep(hookdirs.PERIOD + hookdirs.DEADLINE)
         assert Cleared(kept=1) == state.value
 
         hooks.failure, hooks.hanging = None, ""
