@@ -345,10 +345,14 @@ async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, place, t
 # What containers keep in their directories is counted and not changed, and the room is known.
 
 
+def handles():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def test_what_has_too_many_entries_or_bytes_is_named_and_nothing_else_is_looked_at(
     dirs, hook, place, monkeypatch
 ):
-    handles = len(list(Path("/proc/self/fd").iterdir()))
+    before = handles()
     await dirs.prepare(NAME, wipe=True)
     (place / "a").write_bytes(bytes(100_000))
     for number in range(20):  # a file of several names is one
@@ -367,7 +371,7 @@ async def test_what_has_too_many_entries_or_bytes_is_named_and_nothing_else_is_l
         found = [(count, name) for _, count, name in large_directories(hook)]
         assert [NAME] * len(least) == [name for _, name in found]
         assert all(count >= one for (count, _), one in zip(found, least, strict=True))
-    assert handles == len(list(Path("/proc/self/fd").iterdir()))
+    assert before == handles()
     monkeypatch.setattr(hookdirs, "names_in", lambda _: [NAME.replace("main", "removed-since")])
     assert [] == large_directories(hook)
 
