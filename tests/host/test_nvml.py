@@ -259,34 +259,6 @@ async def test_what_ails_the_whole_driver_is_said(driver, stub, call, code, kind
     assert UUIDS == await shared(driver)
 
 
-async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(
-    stub, stub_path, tmp_path
-):
-    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=5)
-    await driver.probe(G0)
-    stub.fail(HANDLE, code=ENDED)
-    stub.hang(HANDLE, 1)
-
-    async def late() -> None:
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(G1)
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(late())
-        await until(lambda: stub.inside == 1)
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(G0)
-        stub.fail(HANDLE, code=0)
-        stub.fail(HANDLE, 1, code=ENDED)
-        next_one = tasks.create_task(driver.probe(G0))
-        stub.release()
-
-    assert ProbeOutcome.PASSED is next_one.result().outcome
-    assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
-    assert 2 == stub.calls(INIT)
-    await driver.close()
-
-
 async def test_close_leaves_a_driver_that_hangs_in_each_step(
     stub, stub_path, tmp_path, monkeypatch
 ):

@@ -15,6 +15,8 @@ import aiohttp
 import pytest
 
 from agent.sandbox.lab.cluster import RESOURCE, fetch, open_cluster
+from agent.sandbox.scenario.facts import is_running, ledger_on_disk
+from agent.sandbox.scenario.stage import Wish, Workload
 from tests.fakes.kubeworld import KUBECONFIG
 from tests.process.agent_process import (
     ENVIRON,
@@ -28,6 +30,7 @@ from tests.process.agent_process import (
     started,
 )
 
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up a capability")
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
 
@@ -105,6 +108,25 @@ async def test_settings_are_followed_and_the_last_good_ones_start_the_next_agent
         await started(cluster, slices=6)
         (line,) = cluster.log.of("config.rejected")
         assert f"{config}:1:" in str(line.fields)
+
+
+@NEEDS_ROOT
+async def test_on_a_state_disk_that_takes_nothing_rows_are_kept_and_slices_come_back_with_room():
+    async with open_cluster(options(gpus=1)) as opened:
+        cluster = await started(opened, slices=10)
+        cluster.submit(Workload("first", "", (Wish("main", 1, 512),)).pod())
+        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
+        (row,) = ledger_on_disk(cluster).rows
+        cluster.places.state.chmod(0o500)  # no capability helps the agent's root
+        await cluster.kill_agent()
+        pid = (await cluster.start_agent()).pid
+        cluster.submit(Workload("later", "", (Wish("main", 1, 512),)).pod())
+        assert await cluster.until(lambda: bool(cluster.log.of("slices.withheld", pid)), PATIENCE)
+        assert row.key in {one.key for one in ledger_on_disk(cluster).rows}
+        cluster.places.state.chmod(0o750)
+
+        assert await cluster.until(lambda: is_running(cluster, "later"), PATIENCE)
+        assert 2 == len(ledger_on_disk(cluster).rows)
 
 
 # Bad input at the start: one sentence that says where, and the right exit code.
@@ -297,7 +319,7 @@ def test_settings_are_shown_without_what_they_name(tmp_path):
     assert "s3cret" not in shown.stdout + shown.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up a capability")
+@NEEDS_ROOT
 async def test_the_agent_is_root_without_capabilities_as_the_unit_and_the_daemonset_run_it():
     async with open_cluster(options(gpus=1)) as cluster:
         await started(cluster, slices=10)
