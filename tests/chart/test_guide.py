@@ -73,6 +73,10 @@ def test_openshift_allows_what_the_pods_have_and_no_other_account(helm: Helm):
     }
 
     assert kinds == set(allowed["volumes"])
+    assert ["ALL"] == allowed["requiredDropCapabilities"]
+    assert {"allowHostDirVolumePlugin"} == {
+        key for key, value in allowed.items() if key.startswith("allow") and value
+    }
     assert {f"system:serviceaccount:kube-system:{one}" for one in accounts} == set(allowed["users"])
 
 
