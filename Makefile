@@ -143,7 +143,7 @@ metrics: $(STAMP)  ## write METRICS.md from the code
 
 .PHONY: golden
 golden: $(STAMP)  ## write tests/golden: what status, explain, the page, /metrics and the API say
-	for one in cli.test_status cli.test_explain doors.test_web_page doors.metrics_page \
+	for one in cli.test_status cli.test_node_verbs cli.test_explain doors.test_web_page doors.metrics_page \
 		doors.test_web_api; do PYTHONPATH=. $(BIN)/python -m tests.$$one > /dev/null || exit 1; done
 
 .PHONY: chart-check

@@ -1,6 +1,6 @@
 """The agent's account is granted what the code asks of the API server, and nothing else.
 
-tests/cli/test_cluster_verbs.py has what the Job after `helm uninstall` asks.
+tests/cli/test_node_verbs.py has what the Job after `helm uninstall` asks.
 """
 
 import re
