@@ -147,7 +147,7 @@ golden: $(STAMP)  ## write tests/golden: what status, explain, the page, /metric
 		doors.test_web_api; do PYTHONPATH=. $(BIN)/python -m tests.$$one > /dev/null || exit 1; done
 
 .PHONY: chart-check
-chart-check: $(STAMP)  ## judge the chart by helm, kubeconform and kube-score (first time 3 minutes; CHART='-k word')
+chart-check: $(STAMP)  ## judge the chart by helm, schemas and kube-score (first time 3 minutes; CHART='-k word')
 	tests/chart/run $(CHART)
 
 # $(call generate,DIR) writes the messages of protos/ to DIR. protoc finds its plugin, and the

@@ -196,7 +196,7 @@ async def played(name: str, here: Path) -> str:
 
 
 @pytest.mark.parametrize("name", TOLD)
-async def test_a_verb_does_what_it_did(name: str, tmp_path: Path):
+async def test_a_verb_does_what_it_did(name, tmp_path):
     assert TOLD[name] == await played(name, tmp_path)
 
 

@@ -27,7 +27,7 @@ def transcript(line: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("line", TOLD)
-def test_a_verb_prints_what_it_printed(line: str):
+def test_a_verb_prints_what_it_printed(line):
     with tempfile.TemporaryDirectory() as place:  # a short path: it has sockets
         assert TOLD[line] == transcript(line, Path(place))
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -33,7 +32,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_reference_is_what_the_table_of_settings_gives(tmp_path: Path):
+def test_the_reference_is_what_the_table_of_settings_gives(tmp_path):
     (page := tmp_path / "SETTINGS.md").write_text(PAGE)
 
     settings_page.main(page)
@@ -97,7 +96,7 @@ def test_the_document_is_what_the_code_says_and_lists_no_series_twice():
     assert 50 < len(names) == len(set(names))
 
 
-def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path: Path):
+def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path):
     (tmp_path / "a.py").write_text('TEXT = "Things."\nTally("things_total", TEXT)\n')
 
     with pytest.raises(ValueError, match="malformed"):
@@ -107,7 +106,7 @@ def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path: Path):
 # The chart.
 
 
-def test_the_schema_of_config_needs_no_helm(tmp_path: Path):
+def test_the_schema_of_config_needs_no_helm(tmp_path):
     render.main(None, tmp_path)
 
     assert [tmp_path / render.SCHEMA] == [path for path in tmp_path.rglob("*") if path.is_file()]

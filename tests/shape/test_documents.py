@@ -43,7 +43,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("some", PRINTED)
-def test_the_runbook_explains_every_id_that_is_printed(some: str):
+def test_the_runbook_explains_every_id_that_is_printed(some):
     assert set(some.split()) <= PRINTED[some]
     assert {} == {one: HEADINGS[one] for one in PRINTED[some] if HEADINGS[one] != 1}
     assert [] == sorted((PRINTED[some] | {"H-NNN", AWAY}) - entries().keys())
@@ -117,5 +117,5 @@ CALLS = [
 
 
 @pytest.mark.parametrize("words", CALLS, ids=" ".join)
-def test_a_call_that_is_told_of_is_taken_with_its_options(words: tuple[str, ...]):
+def test_a_call_that_is_told_of_is_taken_with_its_options(words):
     assert parser_of(words[0]).parse_args(words)

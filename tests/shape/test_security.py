@@ -36,7 +36,7 @@ def test_there_are_ten_promises_and_38_threats_and_each_has_a_test_or_a_reason()
 
 
 @pytest.mark.parametrize("document", ["README.md", "GUIDE.md"])
-def test_whoever_installs_is_led_to_it(document: str):
+def test_whoever_installs_is_led_to_it(document):
     assert re.search(r"\]\(SECURITY\.md\)", tree.text(document))
 
 
@@ -81,7 +81,7 @@ def test_every_package_that_is_locked_is_held_to_its_hash():
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_no_version_with_a_known_weakness_is_locked(name: str):
+def test_no_version_with_a_known_weakness_is_locked(name):
     (version,) = [one["version"] for one in LOCKED if one["name"] == name]
     asked = re.search(rf'"{name}>=([\d.]+)', tree.text("pyproject.toml"))
 

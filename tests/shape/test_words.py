@@ -25,12 +25,12 @@ def test_a_name_says_what_the_thing_is():
 
 
 @pytest.mark.parametrize("name", ["read_util", "MiscUtils", "_helper"])
-def test_an_empty_word_is_found_in_any_spelling(name: str):
+def test_an_empty_word_is_found_in_any_spelling(name):
     assert is_refused(name)
 
 
 @pytest.mark.parametrize("name", ["utilisation", "DeviceManager", "resync", "worker"])
-def test_the_words_of_the_field_are_welcome(name: str):
+def test_the_words_of_the_field_are_welcome(name):
     assert not is_refused(name)
 
 
