@@ -1,6 +1,5 @@
 """What is rendered from the chart and lies in the repository is what the chart gives now."""
 
-
 from deploy import render
 from tests.chart.lab.helm import ROOT
 

@@ -1,6 +1,5 @@
 """HAMi's own dashboard has data from the agents, by the scrape that HAMi's monitor had."""
 
-
 import pytest
 
 from agent.sandbox.lab.cluster import scrape
