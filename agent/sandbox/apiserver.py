@@ -61,6 +61,7 @@ class ApiCall:
     user: str
     verb: str
     resource: str
+    subresource: str
     name: str
     code: int
 
@@ -80,10 +81,6 @@ class Journal:
     def writes(self, user: str) -> int:
         """How many writes the user tried."""
         return self._count(user, WRITES)
-
-    def reads(self, user: str) -> int:
-        """How many reads the user tried, watches not included."""
-        return self._count(user, {"get", "list"})
 
     def watches(self, user: str) -> int:
         """How many watches the user started."""
@@ -233,7 +230,8 @@ class ApiServerModel:
             return None
 
     def _note(self, user: str, target: Target, code: int) -> None:
-        self.journal.note(ApiCall(user, target.verb, target.resource, target.name, code))
+        at = (target.resource, target.subresource, target.name)
+        self.journal.note(ApiCall(user, target.verb, *at, code))
 
 
 class WatchStream:

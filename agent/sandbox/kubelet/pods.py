@@ -175,32 +175,11 @@ class KubeletNode:
 
 # A bounded log of the kubelet model's events, with waiting for new ones.
 
-SeenKind = Literal[
-    "started",
-    "exited",
-    "panicked",
-    "registered",
-    "register_refused",
-    "listed",
-    "disconnected",
-    "removed",
-    "preferring",
-    "preferred",
-    "allocating",
-    "allocated",
-    "allocate_refused",
-    "admitting",
-    "admitted",
-    "rejected",
-    "leaving",
-    "ended",
-    "container_started",
-    "container_died",
-    "init_ended",
-    "container_waiting",
-    "checkpoint_lost",
-    "checkpoint_unwritten",
-]
+SeenKind = str
+"""Of the process: started, exited, panicked, checkpoint_lost, checkpoint_unwritten. Of a plugin:
+registered, register_refused, listed, disconnected, removed. Of a call to it: preferring, preferred,
+allocating, allocated, allocate_refused. Of a pod: admitting, admitted, rejected, leaving, ended,
+container_started, container_died, container_waiting, init_ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,19 +51,12 @@ from agent.sandbox.store import StatusError
 from agent.settle import QUIET
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
-CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-"""The variable that names the region in the container."""
 SERIES: Final = "hami_agent_container_memory_used_bytes"
 PERCENT: Final = 35
-LOOK: Final = 0.25
-"""Seconds between two looks at the metrics."""
-
 Use = Mapping[tuple[str, str, str], int]
 """Pod, container and index of the GPU → MiB."""
-FALLEN = 79
-"""The XID of a GPU that has fallen off the bus."""
-BURST_PATIENCE = 45.0
-UNASKED = 1.0
+BURST_PATIENCE: Final = 45.0
+UNASKED: Final = 1.0
 """Seconds without a request before the idle step is measured."""
 Step = Callable[[Stage], Awaitable[None]]
 FEWEST_GPUS: Final = 3
@@ -198,7 +191,7 @@ async def use_gpus(stage: Stage) -> None:
     expected = dict(_begin(stage))
     found = await _metered(stage)
     while found != expected and stage.now < begun + PATIENCE:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(0.25)
         found = await _metered(stage)
     text = f"{sum(expected.values())} MiB in {len(expected)} shares"
     problems = [] if found == expected else [f"the metrics have {found}, not {expected}"]
@@ -222,7 +215,7 @@ def _begin(stage: Stage) -> Iterator[tuple[tuple[str, str, str], int]]:
 
 def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     """Start a process with what the kubelet keeps for its container; the MiB that it takes."""
-    cache = PurePosixPath(answer.envs[CACHE])
+    cache = PurePosixPath(answer.envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"])
     mounts = {mount.container_path: mount.host_path for mount in answer.mounts}
     region, now = HamiCoreRegion(Path(mounts[str(cache.parent)]) / cache.name), SystemClock().now()
     process = region.start(7, dict(answer.envs), now)
@@ -255,7 +248,7 @@ async def lose_gpu(stage: Stage) -> None:
     before = starts(cluster, stage.placed)
     stage.record.note(f"XID 79 on GPU {index}, which pod {victim} uses")
     begun = stage.now
-    await ask(cluster.places.hardware_socket, HardwareRequest("xid", share.uuid, FALLEN))
+    await ask(cluster.places.hardware_socket, HardwareRequest("xid", share.uuid, 79))
     await _offered(stage, "xid.allocatable", begun, "xid_to_kubelet")
 
     def unhealthy() -> list[int]:
