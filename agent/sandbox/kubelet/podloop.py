@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -212,6 +212,7 @@ class _Hosted:
         return str(self.pod["metadata"]["uid"])
 
 
+@dataclass(eq=False)
 class KubeletPodLoop:
     """Drives one kubelet model from one store.
 
@@ -220,25 +221,17 @@ class KubeletPodLoop:
     - `lag`: the least and most seconds that each frame of its watch is late.
     """
 
-    def __init__(
-        self,
-        model: KubeletModel,
-        store: ObjectStore,
-        node_name: str,
-        *,
-        status_period: float = 10.0,
-        eager: bool = False,
-        lag: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        self._model = model
-        self._lag = lag
-        self._store = store
-        self._fields = {"spec.nodeName": node_name}
-        self._hosted: dict[str, _Hosted] = {}
-        self._dirty: dict[str, None] = {}
-        self._has_dirty = asyncio.Event()
-        self._started = -math.inf
-        self._reporter = NodeReporter(model, store, node_name, status_period, eager)
+    _model: KubeletModel
+    _store: ObjectStore
+    _node_name: str
+    _: KW_ONLY
+    status_period: float = 10.0
+    eager: bool = False
+    lag: tuple[float, float] = (0.0, 0.0)
+    _hosted: dict[str, _Hosted] = field(default_factory=dict)
+    _dirty: dict[str, None] = field(default_factory=dict)
+    _has_dirty: asyncio.Event = field(default_factory=asyncio.Event)
+    _started: float = -math.inf
 
     async def run(self) -> None:
         """Host pods and report them, for ever.
@@ -248,24 +241,27 @@ class KubeletPodLoop:
         for event in self._model.history.of("started"):
             self._started = event.elapsed
         self._model.history.listen(self._hear)
+        period, eager = self.status_period, self.eager
+        reporter = NodeReporter(self._model, self._store, self._node_name, period, eager)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._reporter.run())
+            group.create_task(reporter.run())
             group.create_task(self._report_pods())
             while True:
                 await self._follow(group)
 
     async def _follow(self, group: asyncio.TaskGroup) -> None:
         """Follow the pods of the node until the history no longer has our position."""
-        found = self._store.select("pods", fields=self._fields)
-        changes = self._store.subscribe("pods", self._store.version, fields=self._fields)
+        fields = {"spec.nodeName": self._node_name}
+        found = self._store.select("pods", fields=fields)
+        changes = self._store.subscribe("pods", self._store.version, fields=fields)
         for uid in self._hosted.keys() - {pod["metadata"]["uid"] for pod in found}:
             self._lose(group, uid)
         for pod in sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
             self._see(group, pod)
         with suppress(GoneError):
             async for change in changes:
-                if any(self._lag):
-                    await asyncio.sleep(self._model.random.uniform(*self._lag))
+                if any(self.lag):
+                    await asyncio.sleep(self._model.random.uniform(*self.lag))
                 if change.type == "DELETED":
                     self._lose(group, change.object["metadata"]["uid"])
                 else:
