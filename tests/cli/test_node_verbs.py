@@ -27,6 +27,7 @@ from agent.hami.region import V1_2
 from agent.host.system import LockFile
 from agent.kube.objects import KubeApi
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
+from agent.sandbox.driver import open_simulation
 from agent.web.server import serve_socket
 from tests.builders import G1, G2, NODE, RESOURCE
 from tests.cli.transcripts import parts_of, ran
@@ -134,6 +135,24 @@ class NodeStory:
 
         await self.stack.enter_async_context(serve_socket({}, self.here / "s", answer))
 
+    async def hardware(self, gpus: str) -> None:
+        """Simulated GPUs."""
+        await self.stack.enter_async_context(open_simulation(gpus, socket_path=self.here / "s"))
+
+    async def stranger(self, text: str) -> None:
+        """Something else takes requests there: it waits, or says a text and closes."""
+
+        async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"}")
+            if text == "waits":
+                await reader.read()
+            writer.write(text.encode().decode("unicode-escape").encode())
+            writer.close()
+
+        self.patch.setattr("agent.cli.sandbox.DEADLINE", 0.5)
+        server = await asyncio.start_unix_server(babble, self.here / "s")
+        self.stack.callback(server.close)
+
     def agent_runs(self) -> None:
         assert self.lock.try_take()
 
@@ -156,6 +175,8 @@ class NodeStory:
                     await self.world.begin_outage()
                 case "agent":
                     await self.agent(int(values[0]), rest.split(" ", 2)[2])
+                case "hardware" | "stranger":
+                    await getattr(self, word)(rest.partition(" ")[2])
                 case _:
                     getattr(self, word)(*values)
             self._left = self.left()
