@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -38,9 +38,7 @@ PATIENCE = 60.0
 STEP = 0.002
 """Seconds between two looks at the time on a core."""
 SETTINGS = ROOT / "deploy/manifests/config.yaml"
-QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 KUBELETS_DEFAULTS = {"nodeStatusUpdateFrequency": "10s", "nodeStatusReportFrequency": "5m"}
-_PERIOD_US = 100_000
 _GATE = 'read -r _ <"$1"; shift; exec "$@"'
 
 
@@ -92,15 +90,10 @@ class RealBed:
         }
         self._started = 0
 
-    @property
-    def quota(self) -> Path:
-        """A group of processes whose time on a core can be limited."""
-        return QUOTA.parent / self.cluster.root.name / "quota"
-
-    async def start(self, at_gate: Callable[[int], None] = lambda pid: None) -> Registered:
+    async def start(self) -> Registered:
         """Start an agent; returns when the kubelet has its Register.
 
-        The process waits at a gate, so that it begins at a known moment; `at_gate` gets its pid.
+        The process waits at a gate, so that it begins at a known moment.
 
         Raises OSError, TimeoutError: it cannot be started, or does not register.
         """
@@ -117,7 +110,6 @@ class RealBed:
             cluster.agents.append(agent)
             pid = agent.part.pid
             await until(lambda: _waits_at(pid, gate), PATIENCE, agent.part.tail)
-            at_gate(pid)
             with cluster.kubelet.part.log.open() as log:
                 log.seek(0, os.SEEK_END)
                 begun, cpu = wall(), process.cpu_seconds(pid)
@@ -161,13 +153,6 @@ class RealBed:
         logs = self.cluster.root / "logs"
         part = Part(name, command, logs, space=space, environment=self._environment)
         return Agent(part, space.view / "run" / "hami-agent")
-
-    def limit(self, cores: float, pid: int) -> None:
-        """Let a process have so much of a core from now on."""
-        self.quota.mkdir(exist_ok=True)
-        (self.quota / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-        (self.quota / "cpu.cfs_quota_us").write_text(str(round(_PERIOD_US * cores)))
-        (self.quota / "cgroup.procs").write_text(str(pid))
 
 
 @contextlib.asynccontextmanager
