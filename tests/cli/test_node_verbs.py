@@ -3,7 +3,7 @@
 A part of tests/golden/node-verbs.txt begins with `=== name`. A line `> …` prepares something, which
 a method of NodeStory does. A line `$ …` is a command: behind it stand what it prints, what it asks,
 and what it leaves on the Nodes. HERE is a folder; WORDS has the other words in capitals. To add a
-case, add its lines and run `python -m tests.cli.test_node_verbs`.
+case, add its lines and run `make golden`.
 
 tests/app/test_uninstalling.py has what `uninstall` waits for; tests/peers asks the real server.
 """
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,16 @@ from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.sandbox.driver import open_simulation
 from agent.web.server import serve_socket
 from tests.builders import G1, G2, NODE, RESOURCE
-from tests.cli.transcripts import parts_of, ran
+from tests.cli.transcripts import ran
 from tests.fakes.kubeworld import ModelWorld, model_world
 from tests.hami_regions import read_bytes
 from tests.host.region_dirs import OTHER, poke, with_region
+from tests.recorded import golden_part, parts
 from tests.shape import tree
 
 pytestmark = pytest.mark.looptime(False)
-GOLDEN = Path("tests/golden/node-verbs.txt")
-TOLD = parts_of(GOLDEN, "=== ")
+FILE = "node-verbs.txt"
+TOLD = parts(FILE)
 REPORT = encode_json(
     [
         RegisteredGpu(uuid, index, 10, 81559, 100, "NVIDIA H100", 0, "hami-core", healthy=True)
@@ -218,7 +218,9 @@ async def played(name: str, here: Path) -> str:
 
 @pytest.mark.parametrize("name", TOLD)
 async def test_a_verb_does_what_it_did(name, tmp_path):
-    assert TOLD[name] == await played(name, tmp_path)
+    text = await played(name, tmp_path)
+
+    assert golden_part(FILE, name, text) == text
 
 
 def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
@@ -269,15 +271,3 @@ async def test_no_agent_starts_while_the_node_is_cleaned(tmp_path, monkeypatch):
     assert [False] == taken
     assert story.lock.try_take()
     story.lock.release()
-
-
-async def write() -> None:
-    parts = []
-    for name in TOLD:
-        with tempfile.TemporaryDirectory() as place:
-            parts.append(f"=== {name}\n{await played(name, Path(place))}")
-    await asyncio.to_thread(GOLDEN.write_text, "".join(parts), "utf-8")
-
-
-if __name__ == "__main__":
-    asyncio.run(write())

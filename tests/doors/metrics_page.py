@@ -1,8 +1,5 @@
 """A metrics page over given facts, for tests."""
 
-import asyncio
-from pathlib import Path
-
 import msgspec
 import yaml
 from prometheus_client import Histogram
@@ -17,8 +14,8 @@ from agent.usage import ContainerUse
 from agent.web.metrics import AgentCollector, metrics_page
 from tests.builders import NODE, NOON, a_uuid, an_inventory
 from tests.doors.web_client import ask
+from tests.recorded import FOLDER
 
-GOLDEN = Path("tests/golden/metrics.txt")
 LEFT_OUT = ("#", "process_", "python_")
 
 
@@ -78,7 +75,7 @@ class MetricsNode(msgspec.Struct):
     checks: tuple[Check, ...]
 
 
-TOLD = msgspec.convert(yaml.safe_load(GOLDEN.with_suffix(".yaml").read_bytes()), MetricsNode)
+TOLD = msgspec.convert(yaml.safe_load((FOLDER / "metrics.yaml").read_bytes()), MetricsNode)
 
 
 def a_node() -> StatusFacts:
@@ -110,11 +107,7 @@ def counts():
     return (xids, started, errors), (waits,), (gauge,)
 
 
-async def golden_lines(hami="both"):
+async def lines_of_a_node(hami="both"):
     """What a_node() shows, without the series about the process."""
     text, _ = await scrape(a_node(), counts(), hami=hami)
     return [line for line in text.splitlines() if not line.startswith(LEFT_OUT)]
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text("\n".join(asyncio.run(golden_lines())) + "\n")
