@@ -1,31 +1,139 @@
-"""The register annotation is written when it must be, and only then, whatever the server answers.
-
-Another writer of it is put right a few times, then left and told.
-"""
+"""A reporter and the Node's view on one fake API server."""
 
 import asyncio
+import contextlib
+import dataclasses
 import datetime as dt
 import json
+import random
+from collections.abc import AsyncIterator, Mapping, MutableMapping
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
+import structlog
+from typing_extensions import override
 
-from agent.cluster import HANDSHAKE, REGISTER, SCORE
+from agent.cluster import HANDSHAKE, REGISTER, SCORE, NodeEvent, NodeView
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiNotFound, ApiThrottled
 from agent.hami.annotations import (
+    ReportProfile,
     ReportSettings,
     decode_register,
     decode_register_colon,
     encode_json,
+    read_register,
     registered,
+    report_of,
 )
+from agent.kit.cell import Cell
+from agent.kube.objects import NodeWatch
 from agent.model import Condition, Inventory, Link, PciPath
-from agent.report import CONFLICT, SPREAD, TICK
-from agent.sandbox.scheduler.registry import decode_handshake
-from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from agent.report import CONFLICT, SPREAD, TICK, ReportCells, Reporter
+from agent.sandbox.scheduler.model import COUNT
+from agent.sandbox.scheduler.registry import Registry, decode_handshake, read_offer
+from agent.sandbox.store import Json
+from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
-from tests.fakes.clock import START
-from tests.services.report.reporting import COLON, SCORED, Reporting, reported, reporting
+from tests.fakes.clock import START, LoopClock
+from tests.services.at_work import at_work
+
+COLON = ReportSettings(ReportProfile.COLON)
+SCORED = ReportSettings(topology_score=True)
+
+
+class Chance(random.Random):
+    """Always the same number between 0 and 1."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(0)
+        self._value = value
+
+    def random(self) -> float:
+        return self._value
+
+
+@dataclasses.dataclass
+class Reporting:
+    """What a test of the reporter holds in its hands."""
+
+    api: FakeApi
+    inventory: Cell[Inventory]
+    node: Cell[NodeView | None]
+    settings: Cell[ReportSettings]
+    reporter: Reporter
+    events: list[NodeEvent]
+    log: list[MutableMapping[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def unreported(self) -> str:
+        """Why the API server does not hold the report, as the reporter says it."""
+        return self.reporter.unreported.value
+
+    async def settled(self) -> None:
+        """The server holds what the inventory says, and the reporter knows it."""
+        async with asyncio.timeout(3600):
+            await self.node.until(lambda _: self.told(self.inventory.value))
+            await self.reporter.unreported.until(lambda why: not why)
+
+    def told(self, inventory: Inventory) -> bool:
+        """The API server holds this inventory."""
+        held = {} if self.api.node is None else self.api.node.annotations
+        report = report_of(inventory, held, self.settings.value)
+        if inventory.gpus:
+            return report is not None and not report.changes
+        known = read_register(held.get(REGISTER))
+        return bool(known) and not any(gpu.healthy for gpu in known)
+
+    def says(self, key: str) -> str | None:
+        """What the Node's annotation says at the API server."""
+        return None if self.api.node is None else self.api.node.annotations.get(key)
+
+    def written(self, reason: str) -> int:
+        """How many writes there were for that reason."""
+        return int(dict(self.reporter.writes.items()).get((reason,), 0))
+
+
+@contextlib.asynccontextmanager
+async def reporting(
+    api: FakeApi | None = None,
+    *,
+    inventory: Inventory | None = None,
+    settings: ReportSettings | None = None,
+    chance: float = 0.0,
+    observes: bool = False,
+) -> AsyncIterator[Reporting]:
+    """Both services run while the block does.
+
+    Without an API server of the test's own the Node is bare.
+    """
+    if api is None:
+        api = FakeApi()
+        api.create_node()
+    found = Cell(an_inventory() if inventory is None else inventory)
+    view: Cell[NodeView | None] = Cell(None)
+    events: list[NodeEvent] = []
+    node = NodeWatch(api, view, Chance(chance))
+    chosen = Cell(ReportSettings() if settings is None else settings)
+    cells = ReportCells(found, view, node.returns, chosen)
+    clock, dice = LoopClock(), Chance(chance)
+    reporter = Reporter(api, cells, node.on_answer, events.append, clock, dice, observes=observes)
+    async with at_work(node.run, reporter.run):
+        yield Reporting(api, found, view, chosen, reporter, events)
+
+
+@contextlib.asynccontextmanager
+async def reported(
+    *, inventory: Inventory | None = None, settings: ReportSettings | None = None
+) -> AsyncIterator[Reporting]:
+    """A Node that holds the inventory; one write was made."""
+    async with reporting(inventory=inventory, settings=settings) as room:
+        await room.settled()
+        yield room
+
+
+# The register annotation is written when it must be, and only then, whatever the server answers.
+
 
 THEIRS = '[{"id":"GPU-theirs","count":1}]'
 
@@ -366,3 +474,188 @@ async def test_the_setting_is_taken_over_in_both_directions():
 
         assert room.says(SCORE) is None
         assert 3 == room.written("inventory")
+
+
+# An agent that observes: its reporter finds its writes done, and the API server sees none.
+
+
+def told(room: Reporting) -> list[dict]:
+    """What the log says would be written."""
+    return [line["annotations"] for line in room.log if line["event"] == "observe.would_write"]
+
+
+@contextlib.asynccontextmanager
+async def observing(
+    annotations: dict[str, str] | None = None, settings: ReportSettings | None = None
+) -> AsyncIterator[Reporting]:
+    api = FakeApi()
+    api.create_node(annotations)
+    with structlog.testing.capture_logs() as log:
+        async with reporting(api, settings=settings, observes=True) as room:
+            room.log = log
+            await asyncio.sleep(5)
+            yield room
+    assert 0 == api.writes
+
+
+async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more():
+    async with observing(settings=SCORED) as room:
+        room.inventory.set(an_inventory(count=3, generation=2))
+        await asyncio.sleep(5)
+
+        assert 2 == len(told(room))
+        assert {REGISTER, SCORE} == set(told(room)[1])
+        assert () == room.reporter.writes.items()
+        room.api.edit_node({key: room.reporter.pending[key] for key in (REGISTER, SCORE)})
+        await asyncio.sleep(5)
+        assert {} == room.reporter.pending
+
+
+async def test_the_plugin_beside_us_may_write_as_it_likes_and_is_no_adversary():
+    async with observing() as room:
+        for _ in range(100):
+            room.api.edit_node({REGISTER: THEIRS, HANDSHAKE: "Requesting_2026-08-21 06:20:50"})
+            await asyncio.sleep(1)
+            room.api.edit_node({REGISTER: None})
+            await asyncio.sleep(1)
+
+        assert 1 == len(told(room))
+        assert [] == room.events
+        assert not room.unreported
+
+
+# A changed inventory reaches the cache of every version of HAMi's scheduler, on virtual time.
+
+
+INTERVAL, MINUTE = 15.0, dt.timedelta(minutes=1)
+KUBELET = 10.0
+"""Seconds that a kubelet may take to tell the Node a new count."""
+
+PROFILES = {
+    "2.7.1": ReportProfile.COLON,
+    "2.8": ReportProfile.JSON,  # it looks at the count of slices alone
+    "2.9": ReportProfile.JSON,
+    "2.10": ReportProfile.JSON,
+}
+
+
+class OldRegistry(Registry):
+    """When a release before 2.10 reads a Node whose agent lives, and when it drops it.
+
+    Source: HAMi v2.7.1 to v2.9 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth.
+    """
+
+    def __init__(self, version: str) -> None:
+        super().__init__()
+        self._version = version
+        self._count = ""
+
+    @override
+    def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
+        noted, count = node["metadata"]["annotations"], node["status"]["allocatable"][COUNT]
+        word, stamp = decode_handshake(noted.get(HANDSHAKE, "Reported"))
+        is_asked, is_first = word == "Requesting", self._version == "2.7.1"
+        if is_first and is_asked and stamp and now.replace(tzinfo=None) - stamp >= MINUTE:
+            self.forget(NODE)
+            return {HANDSHAKE: f"Deleted_{now:%Y-%m-%d %H:%M:%S}"}
+        asks = not is_asked and self._version != "2.8"
+        if asks or (count != self._count and not is_first):
+            found = read_offer(noted, is_json=False)
+            assert found is not None
+            self._nodes[NODE] = found
+        self._count = count
+        return {HANDSHAKE: f"Requesting_{now:%Y-%m-%d %H:%M:%S}"} if asks else {}
+
+
+class SkewedScheduler:
+    """The model of one version; it looks at the Node every 15 s."""
+
+    def __init__(self, room: Reporting, version: str) -> None:
+        self.room = room
+        self.registry = Registry() if version == "2.10" else OldRegistry(version)
+        self._clock = LoopClock()
+        self._allocatable = 0
+
+    async def count(self) -> None:
+        async for inventory in self.room.inventory.follow():
+            await asyncio.sleep(KUBELET)
+            self._allocatable = sum(gpu.split_count for gpu in inventory.gpus if gpu.serving)
+
+    async def look(self) -> NoReturn:
+        while True:
+            node = self.room.api.node
+            assert node is not None
+            seen = {
+                "metadata": {"name": NODE, "annotations": dict(node.annotations)},
+                "status": {"allocatable": {"nvidia.com/gpu": str(self._allocatable)}},
+            }
+            if writes := self.registry.ingest(seen, self._clock.now()):
+                self.room.api.edit_node(writes)
+            await asyncio.sleep(INTERVAL)
+
+    def knows(self, inventory: Inventory) -> bool:
+        """Its cache says of each GPU what a text of this inventory says."""
+        state = self.registry.state(NODE, {})
+        report = report_of(inventory, {}, self.room.settings.value)
+        assert report is not None
+        return state is not None and [*read_register(report.register)] == [
+            gpu.capacity for gpu in state.gpus
+        ]
+
+
+@contextlib.asynccontextmanager
+async def scheduled(version: str) -> AsyncIterator[SkewedScheduler]:
+    """A node that the scheduler knows, just after one of its looks."""
+    async with reporting(settings=ReportSettings(PROFILES[version])) as room:
+        await room.settled()
+        scheduler = SkewedScheduler(room, version)
+        async with at_work(scheduler.count, scheduler.look):
+            await asyncio.sleep(10 * INTERVAL + 0.01)
+            assert scheduler.knows(room.inventory.value)
+            yield scheduler
+
+
+def gpus(*changes: dict[str, object], indexes: tuple[int, ...] = (0, 1)) -> Inventory:
+    """GPUs of which the first ones are changed so."""
+    found = [a_shared_gpu(gpu=a_gpu(index=index)) for index in indexes]
+    for place, change in enumerate(changes):
+        found[place] = msgspec.structs.replace(found[place], **change)
+    return an_inventory(gpus=found, generation=2)
+
+
+DOUBLE = 2 * a_shared_gpu().registered_mib
+COUNTED = {
+    "ill": gpus({"health": a_health(condition=Condition.BAD)}),
+    "lost": gpus({"present": False}),
+    "grown": gpus(indexes=(0, 1, 2)),
+    "split": gpus({"split_count": 4}, {"split_count": 4}),
+}
+AS_MANY_SLICES = {
+    "oversold": gpus({"registered_mib": DOUBLE}, {"registered_mib": DOUBLE}),
+    "exchanged": gpus(indexes=(5, 6)),
+}
+
+
+@pytest.mark.parametrize("offset", [0.1, 14.9])
+@pytest.mark.parametrize("change", [*COUNTED, *AS_MANY_SLICES])
+@pytest.mark.parametrize("version", PROFILES)
+async def test_a_changed_inventory_is_in_the_cache_soon(version, change, offset):
+    """Within 15 s; 2.8 reads it so long after the kubelet's new count, if that changes."""
+    is_counting = version == "2.8"
+    if is_counting and change in AS_MANY_SLICES:
+        return
+    async with scheduled(version) as scheduler:
+        await asyncio.sleep(offset)
+        changed = (COUNTED | AS_MANY_SLICES)[change]
+        scheduler.room.inventory.set(changed)
+
+        await asyncio.sleep(INTERVAL + KUBELET * is_counting)
+
+        assert scheduler.knows(changed)
+
+
+async def test_an_old_scheduler_never_drops_a_node_whose_agent_lives():
+    async with scheduled("2.7.1") as scheduler:
+        for _ in range(1200):
+            assert scheduler.knows(scheduler.room.inventory.value)
+            await asyncio.sleep(1)

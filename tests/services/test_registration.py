@@ -1,21 +1,178 @@
-"""What ends a registration, how soon it is back, and how often what fails is repeated.
-
-All on virtual time, without sockets.
-"""
+"""The kubelet's directory, a server of ours in it and a kubelet that answers, all in memory."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import pytest
 
 from agent.errors import KubeletError, PermissionFault, RegistrationRefused
 from agent.kit.cell import Cell
-from agent.kubelet.register import LOOK_AGAIN, SETTLE, Registration, RegistrationState, Rivals
-from tests.fakes.registration_side import KubeletSide, a_registration, gaps, raising
+from agent.kubelet.register import (
+    LOOK_AGAIN,
+    SETTLE,
+    KubeletDirectory,
+    Registration,
+    RegistrationState,
+    Rivals,
+)
+from agent.ledger import KubeletEpoch
+from tests.fakes.chance import Seeded
 from tests.services.at_work import at_work
+
+RESOURCE = "nvidia.com/gpu"
+
+
+class KubeletSide(KubeletDirectory):
+    """Plays KubeletDirectory, Register and PluginServer for one resource; time is the loop's.
+
+    `answer` is what Register does; the usual one opens a stream. `calls` holds the moment and the
+    endpoint of each Register, `looks` the number of times that the kubelet's socket was looked at.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Path("/plugins"))
+        self.resource = Cell(RESOURCE)
+        self.files: set[str] = set()
+        self.present: KubeletEpoch | None = None
+        self.streams: Cell[int] = Cell(0)
+        self.calls: list[tuple[float, str]] = []
+        self.registered = ""
+        self.looks = 0
+        self.binds = 0
+        self.bind_delay = 0.0
+        self.bind_failure: Exception | None = None
+        self.served = ""
+        self.answer: Callable[[], None] = self.open_stream
+        self.delay = 0.0
+        self.heard: Callable[[str], None] = lambda _: None
+        self._names: asyncio.Queue[str] = asyncio.Queue()
+        self._endpoint = ""
+
+    @classmethod
+    def started(cls) -> Self:
+        """One whose kubelet is there."""
+        side = cls()
+        side.start_kubelet()
+        return side
+
+    # The world
+
+    def start_kubelet(self) -> None:
+        """A new process: streams are gone with the old one, all sockets are swept."""
+        self.streams.set(0)
+        for name in sorted(self.files):
+            self.remove(name)
+        self.touch_kubelet()
+
+    def touch_kubelet(self) -> None:
+        """kubelet.sock is made anew, and nothing else happens."""
+        old = self.present or KubeletEpoch(inode=7)
+        self.present = KubeletEpoch(old.inode, old.ctime_ns + 1)
+        self.report("kubelet.sock")
+
+    def stop_kubelet(self) -> None:
+        """Its streams break; its socket file goes too."""
+        self.streams.set(0)
+        self.present = None
+        self.report("kubelet.sock")
+
+    def remove(self, name: str) -> None:
+        self.files.discard(name)
+        self.report(name)
+
+    def report(self, name: str) -> None:
+        self._names.put_nowait(name)
+        self.heard(name)
+
+    def lose_track(self) -> None:
+        """Our socket went, and inotify had no room to tell."""
+        self.files.clear()
+        self.report("")
+
+    def open_stream(self) -> None:
+        self.streams.set(self.streams.value + 1)
+
+    # KubeletDirectory
+
+    def read(self, name: str) -> KubeletEpoch | None:
+        if name != self.kubelet:
+            return KubeletEpoch() if name in self.files else None
+        self.looks += 1
+        return self.present
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        while True:
+            yield await self._names.get()
+
+    # Register
+
+    async def register(self, endpoint: str, resource: str) -> None:
+        assert endpoint in self.files
+        assert 0 == self.streams.value, "Register while a stream is open"
+        self.calls.append((asyncio.get_running_loop().time(), endpoint))
+        self.registered = resource
+        if self.present is None:
+            raise KubeletError("kubelet.sock is not there")
+        await asyncio.sleep(self.delay)
+        self.answer()
+
+    # PluginServer
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    async def rebind(self) -> None:
+        self.files.discard(self._endpoint)
+        self._endpoint = ""
+        self.streams.set(0)
+        if self.bind_failure is not None:
+            raise self.bind_failure
+        self.binds += 1
+        self.served = self.resource.value
+        await asyncio.sleep(self.bind_delay)
+        self._endpoint = f"hami-gpu-{self.binds:08x}.sock"
+        self.files.add(self._endpoint)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    """An answer that is an error."""
+
+    def answer() -> None:
+        raise error
+
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
+    """A registration that runs, until the block is left."""
+    registration = Registration(
+        side.resource,
+        side,  # type: ignore[arg-type]
+        side,
+        side.register,
+        Seeded(3),
+    )
+    side.heard = registration.heard
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(registration.run())
+        yield registration
+        running.cancel()
+
+
+def gaps(calls: list[tuple[float, str]]) -> list[float]:
+    """Seconds between calls."""
+    times = [at for at, _ in calls]
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+# What ends a registration, how soon it is back, and how often what fails is repeated.
+
 
 SERVING = RegistrationState(registered=True, text="registered, the kubelet takes our lists")
 
@@ -59,10 +216,19 @@ async def test_an_absent_kubelet_is_waited_for_without_a_busy_loop():
     [
         (lambda side, _: side.streams.set(0), 0.05, 0.075, 1),
         (lambda side, _: side.remove(side.endpoint), 0, 0.2, 2),
+        (lambda side, _: side.lose_track(), 0, 1, 2),
+        (lambda side, _: side.start_kubelet(), 0, 0, 2),
         (lambda _, registration: registration.renew(), 0, 0.3, 2),
         (lambda side, _: side.resource.set("example.com/vgpu"), 0, 0.3, 2),
     ],
-    ids=["its stream ends", "its socket vanishes", "it is renewed", "another name"],
+    ids=[
+        "its stream ends",
+        "its socket vanishes",
+        "the events overflow",
+        "a new kubelet",
+        "it is renewed",
+        "another name",
+    ],
 )
 async def test_what_ends_a_registration_is_followed_by_the_next_at_once_on_a_new_socket_if_need_be(
     act, least, most, binds
@@ -80,20 +246,6 @@ async def test_what_ends_a_registration_is_followed_by_the_next_at_once_on_a_new
         assert (((), 2),) == registration.registrations.items()
 
 
-async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_socket():
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        for restart in range(1, 21):
-            await asyncio.sleep(60)
-            side.start_kubelet()
-            began = now()
-            await registered_anew(registration)
-
-            assert began == now()
-            assert restart + 1 == side.binds == len(side.calls)
-        assert (((), 21),) == registration.registrations.items()
-
-
 async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_register():
     async with registered() as (side, registration):
         side.touch_kubelet()
@@ -101,15 +253,6 @@ async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_r
 
         assert 1 == len(side.calls)
         assert SERVING == registration.state.value
-
-
-async def test_after_an_overflow_everything_is_looked_at():
-    async with registered(1) as (side, _):
-        side.files.clear()
-        side.report("")
-        await asyncio.sleep(1)
-
-        assert 2 == side.binds
 
 
 async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
@@ -241,19 +384,14 @@ async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered
 
 async def test_a_new_kubelet_is_a_new_epoch() -> None:
     side = KubeletSide()
-    kubelet = side
-    async with at_work(kubelet.run):
-        side.start_kubelet()
-        first = await kubelet.epoch.until(lambda epoch: epoch is not None)
-        side.start_kubelet()
-        second = await kubelet.epoch.until(lambda epoch: epoch not in {None, first})
-        side.stop_kubelet()
-        await kubelet.epoch.until(lambda epoch: epoch is None)
+    async with at_work(side.run):
+        seen: list[KubeletEpoch | None] = [None]
+        for act in (side.start_kubelet, side.start_kubelet, side.stop_kubelet):
+            act()
+            seen.append(await side.epoch.until(lambda epoch: epoch != seen[-1]))
 
-    assert first != second
-
-
-# Which kubelet is there: its socket's inode and ctime, published as they change.
+    assert 3 == len(set(seen))
+    assert seen[-1] is None
 
 
 # Another plugin for our resource that comes and goes: told once, and the registration renewed.

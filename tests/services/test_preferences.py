@@ -10,7 +10,7 @@ from agent.model import SliceId
 from tests import builders
 from tests.builders import a_container, a_gpu, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
-from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
+from tests.services.allocating import G1, G2, a_desk, ids, placed
 
 OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
 

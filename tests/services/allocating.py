@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,18 +9,9 @@ import msgspec
 from agent.allocate.match import MatchSettings, UnlockedPods
 from agent.allocate.service import HamiAllocation
 from agent.app.agent import NodeAgent
-from agent.cluster import (
-    NOT_HERE,
-    NodeEvent,
-    NodeLock,
-    NodeView,
-    PodTable,
-    PodUid,
-    PodView,
-    Tombstone,
-)
+from agent.cluster import NOT_HERE, NodeEvent, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.kit.cell import Cell
-from agent.ledger import ContainerKey, EditSettings, Holder, KubeletEpoch, Ledger, State
+from agent.ledger import EditSettings, KubeletEpoch, Ledger, State
 from agent.model import Inventory, Share, SliceId, slice_id
 from agent.state import StateService
 from tests.builders import (
@@ -94,22 +84,14 @@ class Desk:
         self.records = FakeRecords()
         self.containers = FakeContainers()
         self.hooks = hooks or FakeHookDirs()
-        self.kubelet_epoch: KubeletEpoch | None = EPOCH
-        self.streams = Cell(1)
-        self.edits = Cell(EditSettings())
-        self.unseen: list[PodView] = []
+        self._epoch = EPOCH
+        self._streams = Cell(1)
         self.refreshes = 0
-        self.owners_refreshes = 0
-        self.refresh_error: Exception | None = None
-        self.names: dict[tuple[str, str], PodUid | Exception] = {}
-        """Whose a name is at the API server, where it is not the one that the watch shows."""
         self.gets: list[tuple[str, str]] = []
-        self.gone: list[PodView] = []
-        """Pods that a LIST shows to be gone."""
         self.silent: asyncio.Event | None = None
         """The API server answers when this is set."""
         self.unseen_node: NodeView | None = None
-        self.node_gets = 0
+        """What it says of the Node, where the watch shows something else."""
         self.said: list[NodeEvent] = []
         self.service = HamiAllocation(
             commit=self.state.commit,
@@ -120,7 +102,7 @@ class Desk:
             inventory=self.inventory,
             ledger=self.state.ledger,
             match=Cell(MatchSettings(NODE, unlocked_pods=unlocked)),
-            edits=self.edits,
+            edits=Cell(EditSettings()),
             witness=self.witness,
             records=self.records.read,
             containers=self.containers,
@@ -129,19 +111,19 @@ class Desk:
             look_at_pod=self._look_at_pod,
             look_at_node=self._look_at_node,
             epoch=lambda: self.epoch,
-            streams=self.streams,
+            streams=self._streams,
             clock=self.clock,
         )
 
     @property
-    def epoch(self) -> KubeletEpoch | None:
+    def epoch(self) -> KubeletEpoch:
         """The kubelet that is there."""
-        return self.kubelet_epoch
+        return self._epoch
 
     @epoch.setter
-    def epoch(self, epoch: KubeletEpoch | None) -> None:
-        self.kubelet_epoch = epoch
-        self.streams.set(self.streams.value + 1)
+    def epoch(self, epoch: KubeletEpoch) -> None:
+        self._epoch = epoch
+        self._streams.set(self._streams.value + 1)
 
     @property
     def ledger(self) -> Ledger:
@@ -169,12 +151,11 @@ class Desk:
             )
         )
 
-    def lock(self, pod: PodView | None, stamp: dt.datetime = NOON) -> NodeLock | None:
+    def lock(self, pod: PodView | None) -> None:
         """The scheduler holds the node lock for the pod, or for nobody."""
-        lock = None if pod is None else a_lock(namespace=pod.namespace, name=pod.name, stamp=stamp)
+        lock = None if pod is None else a_lock(namespace=pod.namespace, name=pod.name)
         annotations = {} if lock is None else {"hami.io/mutex.lock": lock.value}
         self.node.set(NodeView(NODE, "uid", "2", annotations))
-        return lock
 
     def admit(self, pod: PodView) -> None:
         """The watch shows the pod, and the kubelet begins to admit it."""
@@ -194,28 +175,19 @@ class Desk:
     async def _look_at_pod(self, namespace: str, name: str) -> PodUid:
         self.gets.append((namespace, name))
         await self._answer()
-        found = self.names.get((namespace, name))
-        if isinstance(found, Exception):
-            raise found
         pod = self.pods.value.named(namespace, name)
-        return found if found is not None else pod.uid if pod else NOT_HERE
+        return pod.uid if pod else NOT_HERE
 
     async def _look_at_node(self) -> NodeView | None:
-        self.node_gets += 1
         await self._answer()
         if self.unseen_node is not None:
             self.node.set(self.unseen_node)
         return self.node.value
 
     async def _refresh(self, *, is_owners: bool = False) -> PodTable:
+        del is_owners
         self.refreshes += 1
-        self.owners_refreshes += is_owners
         await self._answer()
-        if self.refresh_error is not None:
-            raise self.refresh_error
-        for pod in self.gone:
-            self.bury(pod)
-        self.see(*self.unseen)
         self.pods.set(msgspec.structs.replace(self.pods.value, synced=True))
         return self.pods.value
 
@@ -232,42 +204,30 @@ async def a_desk(
         yield desk
 
 
-# A node whose pods hold slices already.
-
-
-def running(number: int, containers: int) -> PodView:
-    """A pod whose containers all run on GPUs."""
-    asking = tuple(
-        a_container(name=f"c{each}", running_id=f"cri-{number}-{each}")
-        for each in range(containers)
-    )
-    return placed(number, containers=asking, reusable_name=False)
-
-
 async def fill(desk: Desk, pods: int, containers: int, gpus: int, slices: int) -> None:
     """Pods that run, each container with a slice; the first GPU has its even part of them."""
-    desk.inventory.set(
-        an_inventory(
-            gpus=[a_shared_gpu(gpu=a_gpu(index=n), split_count=slices) for n in range(gpus)]
-        )
-    )
-    there = [running(number, containers) for number in range(1, pods + 1)]
-    desk.see(*there)
-    alive = {one.running_id or "" for pod in there for one in pod.containers}
-    desk.containers.alive = alive | (desk.containers.alive or set())
-    rows = tuple(
-        msgspec.structs.replace(
-            a_row(),
-            key=ContainerKey(pod.uid, container.name),
-            holder=Holder(pod.namespace, pod.name, container.name),
-            shares=(Share(a_gpu(index=number % gpus).uuid, 1, 0),),
-            slice_ids=ids(number // gpus, gpu=number % gpus),
-            epoch=EPOCH,
-            confirmed=True,
-            lock=f"2026-09-01T11:00:00Z,{pod.namespace},{pod.name}",
-        )
-        for number, (pod, container) in enumerate(
-            (pod, container) for pod in there for container in pod.containers
-        )
-    )
-    await desk.state.commit(lambda _: Ledger(rows))
+    shared = [a_shared_gpu(gpu=a_gpu(index=n), split_count=slices) for n in range(gpus)]
+    desk.inventory.set(an_inventory(gpus=shared))
+    rows = []
+    for number in range(1, pods + 1):
+        boxes = [
+            a_container(name=f"c{each}", running_id=f"cri-{number}-{each}")
+            for each in range(containers)
+        ]
+        pod = placed(number, containers=tuple(boxes), reusable_name=False)
+        desk.see(pod)
+        desk.containers.alive |= {box.running_id for box in boxes}
+        for box in boxes:
+            gpu, slot = len(rows) % gpus, len(rows) // gpus
+            row = a_row(
+                pod_uid=pod.uid,
+                pod=pod.name,
+                container=box.name,
+                shares=[Share(a_gpu(index=gpu).uuid, 1, 0)],
+                slice_ids=ids(slot, gpu=gpu),
+                epoch=EPOCH,
+                confirmed=True,
+                lock=f"2026-09-01T11:00:00Z,{pod.namespace},{pod.name}",
+            )
+            rows.append(row)
+    await desk.state.commit(lambda _: Ledger(tuple(rows)))

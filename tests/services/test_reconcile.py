@@ -4,17 +4,21 @@ import asyncio
 import contextlib
 import datetime as dt
 import errno
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from agent import hookdirs
 from agent.cluster import NodeEvent, Phase, PodTable, Tombstone
 from agent.errors import KubeletError, StateError
+from agent.hookdirs import Cleared
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State, gaps
 from agent.model import slice_id
-from agent.reconcile import PERIOD, RETRY, Reconcile
+from agent.reconcile import GRACE, PERIOD, QUIET, RETRY, THROTTLED_PAUSE, Reconcile
 from agent.state import CURRENT, StateService
 from tests.builders import G1, G2, NOON, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
@@ -46,11 +50,7 @@ class RowsScene:
         self.taken: set[ContainerKey] = set()
         self.adoptable = True
         self.said: list[NodeEvent] = []
-        self.reconcile = self.a_reconcile()
-
-    def a_reconcile(self) -> Reconcile:
-        """A new one on what is there, as after a start."""
-        return Reconcile(
+        self.reconcile = Reconcile(
             pods=self.pods,
             ledger=self.state.ledger,
             epoch=self.epoch,
@@ -302,3 +302,155 @@ async def test_a_row_that_was_answered_anew_while_it_was_looked_at_keeps_that(ro
         await scene.see_while_it_changes(replayed, POD)
 
         assert ((replayed,), 0) == (scene.rows, counted(scene))
+
+
+# Orphans go, and holders are taken over.
+
+OWN = f"{POD.uid}_main"
+
+
+async def test_a_container_without_row_and_record_is_known_by_its_directory_until_it_is_written():
+    async with a_scene() as scene:
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
+        scene.hooks.names = {OWN}
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+        assert () == scene.rows
+        scene.disk.faults.revive()
+        await asyncio.sleep(RETRY + 1)
+
+        assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
+        assert not scene.hooks.made | scene.hooks.wiped
+
+
+@pytest.mark.parametrize("is_made_by_a_call", [True, False])
+async def test_a_pod_that_is_being_answered_is_not_known_by_its_directory(is_made_by_a_call):
+    async with a_scene() as scene:
+        scene.hooks.names = {OWN}
+        scene.taken |= {ROW.key} if is_made_by_a_call else set()
+        scene.see(POD)
+        await asyncio.sleep(0.5)
+
+        assert is_made_by_a_call == (scene.rows == ())
+
+
+@pytest.mark.parametrize("groups", [None, POD.groups], ids=["bare", "unreadable"])
+async def test_other_slices_of_a_stranger_that_is_asked_for_again_are_kept_in_place_of_the_old(
+    groups,
+):
+    pod, other = msgspec.structs.replace(POD, groups=groups), slice_id(G1, 3)
+    async with a_scene() as scene:
+        scene.adoptable = False
+        scene.witness.admit(pod, main=SLICE)
+        scene.see(pod)
+        await asyncio.sleep(0.1)
+        scene.epoch.set(msgspec.structs.replace(EPOCH, ctime_ns=2))  # it lost its checkpoint
+        scene.witness.admit(pod)
+        await asyncio.sleep(2 * PERIOD)
+        assert [(SLICE,)] == [row.slice_ids for row in scene.kept]
+
+        scene.witness.admit(pod, main=other)
+        await asyncio.sleep(PERIOD)
+        assert {(SLICE,), (other,)} == {row.slice_ids for row in scene.kept}
+        await asyncio.sleep(2 * PERIOD)
+
+        assert [(other,)] == [row.slice_ids for row in scene.kept]
+
+
+@pytest.mark.parametrize("hanging", ["found", "remove"])
+async def test_a_disk_that_hangs_does_not_stop_the_looks(hanging):
+    old = NOON - dt.timedelta(days=1)
+    gone = [
+        a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", answered_at=old, confirmed=True)
+        for n in range(10, 60)
+    ]
+    async with a_scene(*gone) as scene:
+        scene.hooks.names = {OWN, *(row.directory for row in gone)}
+        scene.hooks.hanging = hanging
+        scene.see(POD)
+        await asyncio.sleep(3.5 * PERIOD)
+        assert 3 <= scene.witness.lists
+        assert (hanging == "found") == (POD.uid not in {row.key.pod_uid for row in scene.rows})
+
+        scene.hooks.hanging = ""
+        await asyncio.sleep(2 * PERIOD)
+        assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
+        assert {OWN} == scene.hooks.names
+
+
+async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_later():
+    """Another client that asks in bursts would else meet each of our tries, a second apart."""
+    async with a_scene(ROW) as scene:
+        scene.witness.throttled = 3
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+
+        await asyncio.sleep(QUIET + 4 * THROTTLED_PAUSE)
+
+        assert [True] == [row.confirmed for row in scene.rows]
+
+
+async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_minute_after_that():
+    """A kubelet that has just started knows no pod, and a deleted one may still run."""
+    async with a_scene(ROW) as scene:
+        scene.see(POD)
+        await asyncio.sleep(10)
+        scene.pods.set(PodTable({}, (Tombstone(POD, scene.clock.now()),), synced=True))
+        await asyncio.sleep(PERIOD)
+        scene.epoch.set(NEXT)
+
+        await asyncio.sleep(GRACE - 1)
+        assert (ROW,) == scene.rows
+        await asyncio.sleep(PERIOD)
+        assert () == scene.rows
+
+
+# What containers left is removed pass by pass, and what stays is told once.
+
+ONE = Cleared(kept=1, why="Permission denied")
+
+
+@contextlib.asynccontextmanager
+async def clearing(*passes: Cleared) -> AsyncIterator[tuple[FakeHookDirs, Cell[Cleared]]]:
+    hooks, state = FakeHookDirs(), Cell(Cleared())
+    hooks.cleared = list(passes)
+    async with at_work(lambda: hookdirs.clear_directories(hooks, state)):
+        await asyncio.sleep(1)
+        yield hooks, state
+
+
+async def test_it_clears_until_nothing_is_left_then_each_minute_and_at_once_what_is_set_aside():
+    async with clearing(Cleared(more=True), Cleared(more=True), Cleared()) as (hooks, _):
+        assert 3 == hooks.clears
+        hooks.set_aside.set()
+        await asyncio.sleep(1)
+        assert 4 == hooks.clears
+        await asyncio.sleep(60 * hookdirs.PERIOD)
+
+        assert 64 == pytest.approx(hooks.clears, abs=1)
+
+
+async def test_what_stays_is_told_once_until_nothing_does():
+    three = Cleared(kept=3, why="Permission denied")
+    with capture_logs() as logs:
+        async with clearing(ONE, ONE, three, Cleared(), ONE) as (_, state):
+            await asyncio.sleep(6 * hookdirs.PERIOD)
+
+    assert ONE == state.value
+    assert [("hooks.kept", 1, "Permission denied")] * 2 == [
+        (line["event"], line["directories"], line["err"]) for line in logs
+    ]
+
+
+@pytest.mark.parametrize("failure", ["an error", "silence"])
+async def test_a_disk_that_fails_forgets_nothing_and_is_asked_again(failure):
+    async with clearing(ONE) as (hooks, state):
+        hooks.hanging = "clear" if failure == "silence" else ""
+        hooks.failure = None if hooks.hanging else StateError("read-only")
+        await asyncio.sleep(hookdirs.PERIOD + hookdirs.DEADLINE)
+        assert Cleared(kept=1) == state.value
+
+        hooks.failure, hooks.hanging = None, ""
+        await asyncio.sleep(2 * hookdirs.PERIOD)
+
+        assert ONE == state.value
