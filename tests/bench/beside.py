@@ -12,8 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -21,7 +20,6 @@ from urllib.parse import urlsplit
 import yaml
 
 from agent.kube.client import SERVICE_ACCOUNT
-from tests.bench import process
 from tests.bench.lab import ROOT, install
 from tests.fakes import nvml_stub
 from tests.peers.lab.agents import RESOURCE, Agent
@@ -35,8 +33,7 @@ from tests.peers.lab.running import account_token
 GPUS = 8
 SLICES = 80
 PATIENCE = 60.0
-STEP = 0.002
-"""Seconds between two looks at the time on a core."""
+STEP = 0.01
 SETTINGS = ROOT / "deploy/manifests/config.yaml"
 KUBELETS_DEFAULTS = {"nodeStatusUpdateFrequency": "10s", "nodeStatusReportFrequency": "5m"}
 _GATE = 'read -r _ <"$1"; shift; exec "$@"'
@@ -64,15 +61,6 @@ def _said(*command: str) -> str:
     return done.stdout.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """One start: seconds, and seconds on a core, from exec until the kubelet has the Register."""
-
-    agent: Agent
-    seconds: float
-    cpu: float
-
-
 class RealBed:
     """One cluster, in which agents start one after the other."""
 
@@ -90,8 +78,8 @@ class RealBed:
         }
         self._started = 0
 
-    async def start(self) -> Registered:
-        """Start an agent; returns when the kubelet has its Register.
+    async def start(self) -> tuple[Agent, float]:
+        """Start an agent; returns it, and the seconds from exec until the kubelet has its Register.
 
         The process waits at a gate, so that it begins at a known moment.
 
@@ -112,12 +100,12 @@ class RealBed:
             await until(lambda: _waits_at(pid, gate), PATIENCE, agent.part.tail)
             with cluster.kubelet.part.log.open() as log:
                 log.seek(0, os.SEEK_END)
-                begun, cpu = wall(), process.cpu_seconds(pid)
+                begun = wall()
                 os.write(handle, b"\n")
-                moment, samples = await _until_register(agent, log)
+                moment = await _until_register(log)
         finally:
             os.close(handle)
-        return Registered(agent, moment - begun, process.at(moment, samples) - cpu)
+        return agent, moment - begun
 
     async def until_up(self, agent: Agent) -> None:
         """Return once kubelet and Node have the slices and the agent is ready.
@@ -192,22 +180,16 @@ def _waits_at(pid: int, gate: Path) -> bool:
     return False
 
 
-async def _until_register(
-    agent: Agent, log: IO[str]
-) -> tuple[float, Sequence[tuple[float, float]]]:
-    """When the kubelet logged a Register; time on a core of the agent, by moments until then."""
-    samples: list[tuple[float, float]] = []
+async def _until_register(log: IO[str]) -> float:
+    """When the kubelet logged a Register."""
     said = ""
     async with asyncio.timeout(PATIENCE):
         while REGISTERED not in said:
-            samples.append((wall(), process.cpu_seconds(agent.part.pid)))
             await asyncio.sleep(STEP)
-            if text := log.read():
-                said += text
-    samples.append((wall(), process.cpu_seconds(agent.part.pid)))
+            said += log.read()
     moment = klog_stamp(next(line for line in said.splitlines() if REGISTERED in line))
     assert moment is not None
-    return moment, samples
+    return moment
 
 
 def kubelet_port(cluster: Cluster) -> int:
