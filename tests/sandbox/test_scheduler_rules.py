@@ -229,7 +229,7 @@ async def test_in_a_burst_the_clients_queue_lies_between_bind_time_and_the_stamp
 
 # What others do between two steps of the scheduler; it is as blind to it as HAMi's is.
 
-Others = Callable[["Interrupted"], None]
+Others = Callable[["Interrupted"], object]
 
 
 def a_pod(name: str) -> Json:
@@ -289,7 +289,7 @@ def lock_for_another(cluster: Interrupted) -> None:
 
 def bind_elsewhere_and_remove_the_node(cluster: Interrupted) -> None:
     cluster.store.bind("default", "p", "n2")
-    cluster.others = lambda _: cluster.store.delete("nodes", "", "n1") and None
+    cluster.others = lambda _: cluster.store.delete("nodes", "", "n1")
 
 
 def remove(cluster: Interrupted) -> None:
