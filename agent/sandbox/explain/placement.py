@@ -25,6 +25,7 @@ from agent.sandbox.scheduler.filter import NodeFit, fit_pod, wishes_of
 from agent.sandbox.scheduler.model import GpuView, RegisteredNode, SchedulerSettings, Steering
 from agent.sandbox.scheduler.registry import TERMINAL, Quotas, Reservation, Usage, read_offer
 from agent.sandbox.store import Json
+from agent.web.runbook import entries
 
 # The cluster of a snapshot, as HAMi's scheduler would see it now.
 #
@@ -240,14 +241,6 @@ _OF_CORES: Final = frozenset(
 )
 _DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
 """That too few GPUs fit follows from the reasons of the others, if there are others."""
-REASONS: Final = frozenset(
-    {
-        *(*_OF_CORES, *_DERIVED, "CardTimeSlicingExhausted", "CardInsufficientMemory"),
-        *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
-        *("CardCordoned", "NodeInsufficientDevice", "ResourceQuotaNotFit", KUBE_SCHEDULER),
-    }
-)
-"""The reasons of schedulers that the runbook explains."""
 
 
 class PodPlacement(msgspec.Struct, frozen=True):
@@ -299,7 +292,7 @@ def _main_reason(counts: Mapping[str, int]) -> str:
     codes = sorted(counts, key=lambda code: (code in _DERIVED, -counts[code], code))
     reason = next(iter(codes), KUBE_SCHEDULER)
     # A word of the scheduler that the runbook does not have stands as it was said.
-    return reason if reason in REASONS else NOT_JUDGED
+    return reason if reason in entries() else NOT_JUDGED
 
 
 def codes_of(reason: str) -> tuple[str, ...]:
@@ -307,7 +300,7 @@ def codes_of(reason: str) -> tuple[str, ...]:
     if own := {UNREGISTERED: NODE_UNREGISTERED, UNJUDGED: NOT_JUDGED}.get(reason):
         return (own,)
     words = [token.rpartition(" ")[2] for token in reason.split(", ")]
-    return tuple(words) if all(word in REASONS for word in words) else (KUBE_SCHEDULER,)
+    return tuple(words) if all(word in entries() for word in words) else (KUBE_SCHEDULER,)
 
 
 def placement_gate(world: World, placement: PodPlacement | None) -> Gate:
