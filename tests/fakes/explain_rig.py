@@ -138,10 +138,12 @@ class ExplainRig:
     def edit_pod(self, name: str, patch: Mapping[str, Any]) -> None:
         self.store.update("pods", "default", name, lambda pod: merge_patch(pod, dict(patch)))
 
+    def annotate_node(self, name: str, marks: Mapping[str, str | None]) -> Json:
+        patch = {"metadata": {"annotations": dict(marks)}}
+        return self.store.update("nodes", "", name, lambda node: merge_patch(node, patch))
+
     def lock_node(self, name: str, owner: str, age: float = 5.0) -> None:
-        lock = encode_node_lock(self.now(-age), "default", owner)
-        patch = {"metadata": {"annotations": {LOCK: lock}}}
-        self.store.update("nodes", "", name, lambda node: merge_patch(node, patch))
+        self.annotate_node(name, {LOCK: encode_node_lock(self.now(-age), "default", owner)})
 
     def submit(self, name: str, limits: Mapping[str, object], **parts: Any) -> Json:
         """Create a pod, through the webhook unless `admitted` is False."""
