@@ -8,10 +8,10 @@ from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.control import NODE_USER
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.part import until_answer
+from tests.peers.lab.placing import WEBHOOKS
 from tests.peers.lab.pods import a_container, a_pod, gpu_of
 from tests.peers.lab.running import ACCOUNT
 
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 SCHEDULER = "default-scheduler"
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import counted
-from tests.peers.lab.grants import SETS, WHOLE, grants
-from tests.peers.lab.pods import PODS, a_container, a_pod, gpu_of, name_of, phase_of
+from tests.peers.lab.grants import WHOLE, grants
+from tests.peers.lab.pods import a_container, a_pod, gpu_of, name_of, phase_of
 from tests.peers.lab.running import ACCOUNT, of_pods, refused
 
 UNCONTROLLED = a_container(env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])
@@ -103,66 +103,19 @@ async def _held(cluster: Cluster) -> dict[str, set[str]]:
     }
 
 
-# No good pod is refused: what teams run, one pod after another and many at once, on one node.
-#
-# The scheduler is our model of HAMi's, or HAMi's own; either with the client of its default flags.
-
 pytestmark = pytest.mark.timeout(420)
-
-
-def check_refusals(cluster, agent) -> None:
-    assert [] == agent.events("alloc.refused")
-    assert [] == cluster.failed()
-
-
-async def run_one(cluster, pod) -> None:
-    """Run a pod that is not refused."""
-    await cluster.reading.until_current()
-    seen = await cluster.decided(await cluster.api.create(PODS, pod))
-    assert phase_of(seen) != "Failed", seen["status"]
-
-
-async def check_inside(cluster, pods) -> None:
-    names = [*map(name_of, pods)]
-    await cluster.until_told(*names)
-    wanted = {name: cluster.expected_inside(name) for name in names}
-    assert wanted == {name: await cluster.seen_inside(name) for name in names}
-
-
-async def test_a_stateful_set_of_3_restarted_five_times(cluster, agent):
-    told = cluster.told_count()
-    await cluster.reading.until_current()
-    try:
-        await cluster.api.create(SETS, cluster.a_set("web", 3))
-        await cluster.until_rolled_out("web", 120.0)
-        for revision in range(1, 6):
-            await cluster.until_told_count(told + 3 * revision)  # or it goes before it has told
-            await cluster.restart_set("web", revision)
-            await cluster.until_rolled_out("web", 120.0)
-
-        await cluster.until_unlocked()
-        await cluster.until_told_count(told + 18)
-        check_refusals(cluster, agent)
-        assert [] == cluster.wrong_inside("web")
-        assert 18 == cluster.told_count() - told
-    finally:
-        await cluster.remove(f"{SETS}/web")
 
 
 async def test_pods_with_an_init_container_without_gpus_are_served_as_the_scheduler_places_them(
     cluster, agent
 ):
     """HAMi 2.10 counts such pods as nothing once the init container is done."""
-    pods = []
+    init = a_container("prepare", gpus=0, script="true")
     for number in range(10):
-        init = a_container("prepare", gpus=0, script="true")
-        main = a_container(memory=40000, cores=0)
-        pod = cluster.telling(a_pod(f"prepared-{number}", main, inits=(init,)))
-        pods.append(pod)
-        await run_one(cluster, pod)
-
-    await check_inside(cluster, pods)
-    check_refusals(cluster, agent)
+        name, main = f"prepared-{number}", a_container(memory=40000, cores=0)
+        await cluster.run(cluster.telling(a_pod(name, main, inits=(init,))))
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
+    assert [] == agent.events("alloc.refused")
 
 
 # The node lock beside a real kubelet: who is served, who is refused, and when it comes free.

@@ -151,7 +151,6 @@ POLICY: Final = {
         {"level": "Metadata"},
     ],
 }
-READS: Final = frozenset({"get", "list", "watch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +165,6 @@ class Asked:
     namespace: str
     name: str
     code: int
-
-    @property
-    def is_write(self) -> bool:
-        """Whether it changes something."""
-        return self.verb not in READS
 
 
 class AuditLog:

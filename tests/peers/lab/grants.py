@@ -13,19 +13,8 @@ from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.node_state import notes_of
-from tests.peers.lab.part import until, until_answer
 from tests.peers.lab.placement import WithPlacement
-from tests.peers.lab.pods import (
-    NAMESPACE,
-    a_container,
-    a_pod,
-    containers_of,
-    is_up,
-    key,
-    lives,
-    name_of,
-    phase_of,
-)
+from tests.peers.lab.pods import containers_of, is_up, key, lives, name_of, phase_of
 
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
 WHOLE: Final = (81559, 100, 10)
@@ -128,18 +117,8 @@ ONLY_KUBELET: Final = "only the kubelet has it"
 ONLY_LEDGER: Final = "only the ledger has it"
 
 
-# Pods side by side that no count tells apart: what each was told, or why it was refused.
-
 DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
-
-
-# Pods that a controller makes: a StatefulSet, and what each of its pods was given.
-
-SETS: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
-_UID: Final = {"name": "TOLD_BY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
-_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT_0"
-_VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
 class WithGrants(WithPlacement):
@@ -266,40 +245,6 @@ class WithGrants(WithPlacement):
         await self.pods.until(is_decided, DECIDED_WITHIN, f"{name} neither runs nor fails")
         return objects[key(name)]
 
-    def a_set(self, name: str, replicas: int) -> Object:
-        """A StatefulSet whose pods tell what they see by their UID, for their names return."""
-        tell = "env >/tell/$TOLD_BY.new && mv /tell/$TOLD_BY.new /tell/$TOLD_BY.env"
-        told = {"name": "tell", "mountPath": "/tell"}
-        main = a_container(script=f"{tell}; sleep 3600", env=[_UID], volumeMounts=[told])
-        where = {"path": str(self.told_directory()), "type": "DirectoryOrCreate"}
-        pod = a_pod(name, main, volumes=[{"name": "tell", "hostPath": where}])
-        labels = {"app": name}
-        template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
-        spec = {"replicas": replicas, "serviceName": name, "selector": {"matchLabels": labels}}
-        metadata = {"name": name, "namespace": NAMESPACE}
-        return {"metadata": metadata, "spec": {**spec, "template": template}}
-
-    async def restart_set(self, name: str, revision: int) -> None:
-        """Have a StatefulSet replace its pods by others of the same names with another share."""
-        path = f"{SETS}/{name}"
-        body = (await self.api.get(path))["spec"]["template"]["spec"]
-        body["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = str(
-            3000 + 100 * revision
-        )
-        await self.api.patch(path, {"spec": {"template": {"spec": body}}})
-
-    async def until_rolled_out(self, name: str, within: float) -> None:
-        """Return once all pods of a StatefulSet are of the last revision and ready."""
-
-        async def is_done() -> bool:
-            held = await self.api.get(f"{SETS}/{name}")
-            wanted, status = held["spec"]["replicas"], held["status"]
-            is_seen = status.get("observedGeneration") == held["metadata"]["generation"]
-            counts = [status.get(one) for one in ("updatedReplicas", "readyReplicas", "replicas")]
-            return is_seen and counts == [wanted] * 3
-
-        await until_answer(is_done, within, lambda: f"{name} is not rolled out: {self.failed()}")
-
     def seen_pods(self) -> Iterator[Object]:
         """Each pod that was there, by its UID, as it was seen last before it was deleted."""
         last: dict[str, Object] = {}
@@ -315,31 +260,3 @@ class WithGrants(WithPlacement):
             for pod in self.seen_pods()
             if phase_of(pod) == "Failed"
         ]
-
-    def wrong_inside(self, app: str) -> list[str]:
-        """Pods whose container found something else than the scheduler had written for it."""
-        wrong = []
-        for pod in self.seen_pods():
-            metadata = pod["metadata"]
-            if (metadata.get("labels") or {}).get("app") != app or not notes_of(pod):
-                continue
-            told = self.told_directory() / f"{metadata['uid']}.env"
-            if not told.exists():
-                continue
-            inside = dict(
-                line.split("=", 1) for line in told.read_text().splitlines() if "=" in line
-            )
-            (given,) = grants(pod)["main"]
-            if (f"{given.mib}m", given.uuid) != (inside.get(_LIMIT), inside.get(_VISIBLE)):
-                wrong.append(f"{metadata['name']} {given}: {inside}")
-        return wrong
-
-    async def until_told_count(self, count: int) -> None:
-        """Return once so many pods of templates have told, which is after they are ready."""
-        await until(
-            lambda: self.told_count() >= count, 40.0, lambda: f"{self.told_count()} have told"
-        )
-
-    def told_count(self) -> int:
-        """How many pods of templates have told."""
-        return len([*self.told_directory().glob("*-*-*-*-*.env")])

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
@@ -68,30 +67,6 @@ def _record(text: str) -> dict[str, Any]:
 
 _STEP: Final = 0.05
 """Seconds between two looks; the kubelet answers no more than 100 in a second to all together."""
-
-
-@dataclass(eq=False, slots=True)
-class Capacity:
-    """What was seen: a moment of the loop's clock and a count, for each change."""
-
-    seen: list[tuple[float, int]] = field(default_factory=list)
-
-    def look(self, at: float, count: int) -> None:
-        """One look."""
-        if not self.seen or self.seen[-1][1] != count:
-            self.seen.append((at, count))
-
-    def gaps(self, whole: int = 80) -> list[float]:
-        """Seconds of each time in which there were fewer, but for one that has not ended."""
-        found: list[float] = []
-        began: float | None = None
-        for at, count in self.seen:
-            if count < whole:
-                began = at if began is None else began
-            elif began is not None:
-                found.append(at - began)
-                began = None
-        return found
 
 
 class WithNode(Running):
@@ -185,21 +160,28 @@ class WithNode(Running):
 
         await self.nodes.until(lambda: slices == offered(), within, f"{slices} slices on the Node")
 
-    async def _look(self, capacity: Capacity) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            found = await self.kubelet.offered(RESOURCE)
-            if found is not None:
-                capacity.look(loop.time(), len(found))
-            await asyncio.sleep(_STEP)
-
     @contextlib.asynccontextmanager
-    async def watched_capacity(self) -> AsyncIterator[Capacity]:
-        """Look until the block ends. The kubelet must live; what it does not answer is no look."""
-        capacity = Capacity()
+    async def watched_capacity(self, whole: int = 80) -> AsyncIterator[list[float]]:
+        """Seconds of each time in which the kubelet offered fewer slices, until the block ends.
+
+        The kubelet must live; what it does not answer is no look.
+        """
+        gaps = list[float]()
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(self._look(capacity))
+            looking = group.create_task(self._look(whole, gaps))
             try:
-                yield capacity
+                yield gaps
             finally:
                 looking.cancel()
+
+    async def _look(self, whole: int, gaps: list[float]) -> None:
+        loop = asyncio.get_running_loop()
+        began: float | None = None
+        while True:
+            found = await self.kubelet.offered(RESOURCE)
+            if found is not None and len(found) < whole:
+                began = loop.time() if began is None else began
+            elif found is not None and began is not None:
+                gaps.append(loop.time() - began)
+                began = None
+            await asyncio.sleep(_STEP)

@@ -54,40 +54,30 @@ MODEL: Final = Release((2, 10, 0))
 
 
 def release_of(scheduler: Path, named: str | None) -> Release:
-    """The release of a scheduler: what it says itself, else what the user says of it.
+    """The release of a scheduler: what the user says of it, else what it says itself.
 
     Raises ValueError: nobody knows, or no agent can serve it; in a sentence.
     """
-    said = subprocess.run(  # noqa: S603 -- whoever runs the tests has named it
-        (scheduler, "version"),
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_DEADLINE,
-    ).stdout
-    own = next(filter(None, (_read(word) for word in said.partition("\n")[0].split()[-1:])), None)
-    told = _read(named) if named else None
-    found = own or told
-    if named and told is None:
-        raise ValueError(f"HAMI_PEERS_SCHEDULER_RELEASE is {named!r}: write it as 2.7.1")
-    if own and told and own != told:
-        raise ValueError(f"HAMI_PEERS_SCHEDULER says that it is {own}, and you say {told}")
-    if found is None:
+    said = (
+        named
+        or subprocess.run(  # noqa: S603 -- whoever runs the tests has named it
+            (scheduler, "version"),
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_DEADLINE,
+        ).stdout.partition("\n")[0]
+    )
+    found = _WORD.fullmatch(said.rpartition(" ")[2].strip())
+    release = Release((int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0))
+    if release.number < _OLDEST:
+        # One that was built without being told says 0.0.0.
         raise ValueError(
-            "HAMI_PEERS_SCHEDULER does not say which release it is:"
-            " name it in HAMI_PEERS_SCHEDULER_RELEASE, as in 2.7.1"
+            f"HAMI_PEERS_SCHEDULER is {said!r}: name its release in HAMI_PEERS_SCHEDULER_RELEASE"
+            " as in 2.7.1; the oldest that is tried is 2.5.0"
         )
-    if found.number < _OLDEST:
-        raise ValueError(f"HAMI_PEERS_SCHEDULER is {found}: the oldest that is tried is 2.5.0")
-    return found
-
-
-def _read(word: str) -> Release | None:
-    """None also for what a scheduler says of itself that was built without being told."""
-    match = _WORD.fullmatch(word)
-    number = (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
-    return Release(number) if any(number) else None
+    return release
 
 
 # The programs that a cluster is made of.
@@ -106,14 +96,18 @@ class Programs:
 
 
 HAMI_SCHEDULER: Final = "hami-scheduler"
+WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _UNLESS_IGNORED: Final = {"key": "hami.io/webhook", "operator": "NotIn", "values": ["ignore"]}
+_NAMES: Final = {
+    "Count": "gpu",
+    "Memory": "gpumem",
+    "MemoryPercentage": "gpumem-percentage",
+    "Core": "gpucores",
+    "Priority": "priority",
+}
 _DEVICE_CONFIG: Final = {
     "nvidia": {
-        "resourceCountName": "nvidia.com/gpu",
-        "resourceMemoryName": "nvidia.com/gpumem",
-        "resourceMemoryPercentageName": "nvidia.com/gpumem-percentage",
-        "resourceCoreName": "nvidia.com/gpucores",
-        "resourcePriorityName": "nvidia.com/priority",
+        **{f"resource{which}Name": f"nvidia.com/{name}" for which, name in _NAMES.items()},
         "overwriteEnv": False,
         "defaultMemory": 0,
         "defaultCores": 0,
@@ -128,7 +122,6 @@ _DEVICE_CONFIG: Final = {
     }
 }
 """HAMi's device-config.yaml with the values of its chart."""
-_RESOURCES: Final = ("gpu", "gpumem", "gpucores", "gpumem-percentage", "priority")
 
 
 def lay_out_placing(plane: ControlPlane, ports: list[int]) -> None:
@@ -143,7 +136,7 @@ def lay_out_placing(plane: ControlPlane, ports: list[int]) -> None:
         "weight": 1,
         "httpTimeout": "30s",
         "managedResources": [
-            {"name": f"nvidia.com/{name}", "ignoredByScheduler": True} for name in _RESOURCES
+            {"name": f"nvidia.com/{name}", "ignoredByScheduler": True} for name in _NAMES.values()
         ],
     }
     configuration = {
@@ -211,36 +204,21 @@ def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: i
 
 async def register_webhook(plane: ControlPlane, port: int) -> None:
     """Have the API server show each new pod to the webhook, as HAMi's chart does."""
-    client = {
-        "url": f"https://localhost:{port}/webhook",
-        "caBundle": base64.b64encode(plane.certificates.ca.read_bytes()).decode(),
-    }
-    rule = {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": ["pods"],
-        "scope": "*",
-    }
+    authority = base64.b64encode(plane.certificates.ca.read_bytes()).decode()
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "scope": "*"}
     webhook = {
         "name": "vgpu.hami.io",
         "admissionReviewVersions": ["v1"],
-        "clientConfig": client,
+        "clientConfig": {"url": f"https://localhost:{port}/webhook", "caBundle": authority},
         "failurePolicy": "Ignore",
         "sideEffects": "None",
-        "rules": [rule],
+        "matchPolicy": "Equivalent",
+        "rules": [rule | {"operations": ["CREATE"]}],
         "objectSelector": {"matchExpressions": [_UNLESS_IGNORED]},
         "timeoutSeconds": 10,
-        "matchPolicy": "Equivalent",
     }
-    body = {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": "hami-webhook"},
-        "webhooks": [webhook],
-    }
-    group = "/apis/admissionregistration.k8s.io/v1"
-    await plane.admin.create(f"{group}/mutatingwebhookconfigurations", body)
+    body = {"metadata": {"name": "hami-webhook"}, "webhooks": [webhook]}
+    await plane.admin.create(WEBHOOKS, body)
 
 
 def _kubeconfig(plane: ControlPlane, user: str) -> Path:

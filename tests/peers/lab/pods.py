@@ -300,28 +300,6 @@ class WithPods(WithNode):
         """A pod of one container, which tells; as in `a_container`."""
         return self.telling(a_pod(name, a_container(gpus=gpus, memory=memory)))
 
-    async def run_shapes(self) -> list[str]:
-        """Telling pods of several shapes, run and settled; their names."""
-        load = a_container("load", memory=1024, script="true")
-        shapes = (
-            a_pod("pair", a_container(gpus=2, memory=7000)),
-            a_pod(
-                "trio",
-                a_container("left", memory=1024),
-                a_container("plain", gpus=0),
-                a_container("right", memory=2048, cores=20),
-            ),
-            a_pod(
-                "prepared",
-                a_container(memory=2048),
-                inits=(load,) if self.release.serves_inits else (),
-            ),
-        )
-        names = await self.run(*(self.telling(one) for one in shapes), within=60.0)
-        await self.until_settled(*names)
-        await self.until_told(*names)
-        return names
-
     def told_directory(self) -> Path:
         """Where telling pods tell."""
         return self.root / "told"

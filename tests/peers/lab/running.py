@@ -14,16 +14,7 @@ import yaml
 from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE, SOURCE, Agent, agent_command, make_agent
 from tests.peers.lab.api import Api, Watched
-from tests.peers.lab.control import (
-    ADMIN,
-    NODE,
-    NODE_USER,
-    READS,
-    Asked,
-    AuditLog,
-    ControlPlane,
-    counted,
-)
+from tests.peers.lab.control import ADMIN, NODE, NODE_USER, Asked, AuditLog, ControlPlane, counted
 from tests.peers.lab.node import Kubelet, Runtime
 from tests.peers.lab.part import Ended, NodeSpace, Part, run_program, until, until_answer
 from tests.peers.lab.placing import Reading, Release, device_config
@@ -234,24 +225,9 @@ def refused(requests: list[Asked]) -> list[Asked]:
     return [one for one in requests if one.code == _FORBIDDEN]
 
 
-def reads(requests: list[Asked]) -> Counter[str]:
-    """What was read, but for one opening of each of the two watches, which may end at any time."""
-    found = counted([one for one in requests if one.verb in READS])
-    return found - Counter({"watch pods": 1, "watch nodes": 1})
-
-
-def writes(requests: list[Asked]) -> Counter[str]:
-    """What was written."""
-    return counted([one for one in requests if one.is_write])
-
-
-def of_pods(count: int, *, looks: int = 1) -> Counter[str]:
-    """What so many pods cost: two writes, and a look before the answer.
-
-    There are no looks where names were generated.
-    """
-    each = {"get pods": looks, "patch pods/status": 1, "patch nodes": 1}
-    return +Counter({what: number * count for what, number in each.items()})
+def of_pods(count: int) -> Counter[str]:
+    """What so many pods cost: two writes, and a look before the answer."""
+    return Counter(dict.fromkeys(("get pods", "patch pods/status", "patch nodes"), count))
 
 
 # What deploy/ grants the agent's account.

@@ -10,7 +10,6 @@ import pytest
 from agent import cluster as annotations
 from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.control import AuditLog, counted
-from tests.peers.lab.node_state import Capacity
 from tests.peers.lab.table import Table
 
 # The audit log tells what was asked since a mark, or that it cannot tell.
@@ -65,15 +64,6 @@ def test_a_sign_of_life_is_left_out_and_nothing_else_that_writes_the_handshake(p
         body = {"metadata": {"annotations": notes}}
         ask(path, "patch", objectRef={"resource": "nodes"}, requestObject=body)
     assert {"patch nodes": 3} == counted(AuditLog(path).since(0, "me"))
-
-
-def test_gaps_in_what_the_kubelet_offers_are_found_with_their_length():
-    """One lasts from the first slice that is missing to the last that comes back."""
-    capacity = Capacity()
-    for at, count in enumerate((80, 80, 0, 0, 70, 80, 0, 80, 0)):
-        capacity.look(float(at), count)
-
-    assert [3.0, 1.0] == capacity.gaps()
 
 
 # What was promised is held.
