@@ -83,17 +83,6 @@ async def test_too_few_free_ids_are_refused_with_both_numbers(node):
         assert 1 == len(plugin.asked)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-async def test_nothing_healthy_is_refused_even_for_a_count_of_zero(node, plugin, count):
-    plugin.end_streams()
-    await node.until_listed(0)
-    status = await node.fails("p", node.container(count=count))
-    assert (
-        because("no healthy devices present; cannot allocate unhealthy devices " + node.resource)
-        == status["message"]
-    )
-
-
 async def test_a_resource_that_nobody_ever_registered_is_admitted_without_ids(node):
     await node.runs("p")
     assert {"main": frozenset()} == await node.held("p")
@@ -157,9 +146,10 @@ async def test_an_empty_list_leaves_the_resource_present_with_nothing(node, plug
     plugin.publish([])
 
     await node.until_counted(0, 0)
-    assert (await node.fails("p"))["message"].startswith(
-        "Pod was rejected: Allocate failed due to no healthy devices present"
-    )
+    for name, count in (("one", 1), ("zero", 0)):
+        status = await node.fails(name, node.container(count=count))
+        text = f"no healthy devices present; cannot allocate unhealthy devices {node.resource}"
+        assert because(text) == status["message"], "even for a count of zero"
 
 
 async def test_a_list_over_4_mib_ends_the_stream(node, plugin):

@@ -1,9 +1,10 @@
 """Plain mode on a cluster without HAMi: the kubelet's ids decide, and no API server is asked."""
 
+import contextlib
+
 import pytest_asyncio
 import yaml
 
-from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.control import NODE_USER
 from tests.peers.lab.node_state import notes_of
@@ -54,13 +55,13 @@ def a_plain_pod(cluster, name, *counts, inits=()):
 
 def rows_by_holder(cluster):
     """The ids that the rows give each container that is known to hold some."""
-    path = cluster.space.view / "var/lib/hami-agent/state.json"
-    rows = decode_state(path.read_bytes()).ledger.rows if path.exists() else ()
-    return {
-        (f"{one.holder.namespace}/{one.holder.pod}", one.holder.container): {*one.slice_ids}
-        for one in rows
-        if one.holder
-    }
+    with contextlib.suppress(FileNotFoundError):
+        return {
+            (f"{one.holder.namespace}/{one.holder.pod}", one.holder.container): {*one.slice_ids}
+            for one in cluster.all_rows()
+            if one.holder
+        }
+    return {}
 
 
 def visible(cluster, pod, container):
@@ -74,13 +75,12 @@ async def test_pods_of_every_shape_get_the_gpus_of_the_ids_that_the_kubelet_gave
     path.write_text("scheduler: none\n")
     agent = await cluster.start_agent("--config", str(path))
     await cluster.until_allocatable()
-    pods = (
+    names = await cluster.run(
         a_plain_pod(cluster, "one", 1),
         a_plain_pod(cluster, "wide", 12),
         a_plain_pod(cluster, "parts", 2, 0, 1),
         a_plain_pod(cluster, "prepared", 1, inits=(3,)),
     )
-    names = await cluster.run(*pods)
     await cluster.until_told(*names)
 
     async def agrees():

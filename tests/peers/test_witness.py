@@ -15,7 +15,6 @@ from tests.peers.lab.nodes import first
 
 REFUSAL = GRPCError(Status.FAILED_PRECONDITION, "test refusal, second sentence. [HA-3f9c]")
 NONE: frozenset[str] = frozenset()
-real_only = pytest.mark.parametrize("place", ["real"], indirect=True)
 
 
 def views(node, *names):
@@ -29,11 +28,6 @@ def views(node, *names):
     return look
 
 
-async def running(node, *names) -> None:
-    for name in names:
-        await node.until_phase(name, "Running")
-
-
 async def test_get_names_the_pod_and_the_container_that_are_being_admitted(node):
     async with node.plugin(count=8) as plugin:
         plugin.look = views(node, "pa", "pb", "pi")
@@ -41,7 +35,8 @@ async def test_get_names_the_pod_and_the_container_that_are_being_admitted(node)
         await node.create("pa", *two)
         await node.create("pb", *two)
         await node.create("pi", *two, inits=(node.init(),))
-        await running(node, "pa", "pb", "pi")
+        for name in ("pa", "pb", "pi"):
+            await node.until_phase(name, "Running")
 
         told = [call.found for call in plugin.calls]
         pods = [pod for pod in ("pa", "pb", "pi") for _ in range(3 if pod == "pi" else 2)]
@@ -66,8 +61,7 @@ def admitted_last(found) -> str:
 
 async def test_init_containers_are_never_listed_and_sidecars_from_the_start(node, plugin):
     plugin.look = views(node, "p")
-    await node.create("p", inits=(node.init(), node.sidecar("s")))
-    await running(node, "p")
+    await node.runs("p", inits=(node.init(), node.sidecar("s")))
 
     init, sidecar, app = (call.found["p"] for call in plugin.calls)
     assert {"s": NONE, "main": NONE} == init == sidecar
@@ -79,8 +73,7 @@ async def test_a_rejected_pod_is_not_found_from_its_rejection_on(node, plugin):
     plugin.script.refusals.append(REFUSAL)
     plugin.look = views(node, "p", "q")
     await node.create("p")
-    await node.create("q")
-    await running(node, "q")
+    await node.runs("q")
 
     one, two = (call.found for call in plugin.calls)
     refused, served = ("p", "q") if one["p"] is not None else ("q", "p")
@@ -94,48 +87,37 @@ async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found
     plugin.look = views(node, "p")
     await node.until_counted(4, 4)
     await node.fails("p", nodeSelector={"disk": "none"})
-    await node.create("q")
-    await running(node, "q")
+    await node.runs("q")
 
     assert [{"p": {"main": NONE}}, {"p": None}] == [call.found for call in plugin.calls]
 
 
-@real_only
+@pytest.mark.parametrize("place", ["real"], indirect=True)
 async def test_ten_questions_at_once_are_answered_and_the_refusal_names_no_pod(node):
     loop = asyncio.get_running_loop()
+    answered, throttled = (Status.OK, None), (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    async def ask(lister, name):
+        try:
+            await lister.get(GetPodResourcesRequest(node.known_as(name), "default"), timeout=5.0)
+        except GRPCError as error:
+            return error.status, error.message
+        return answered
+
     async with node.plugin():
         # A machine may be so slow that the bucket is filled as fast as it is asked.
         for name in ("p", "q", "r"):
-            await node.create(name)
-            await running(node, name)
+            await node.runs(name)
             # Nobody has asked since the plugin was listed, and a pod takes longer than the bucket.
             begun = loop.time()
-            answers = await forty_answers(node, name)
+            async with node.resources.lister() as lister, asyncio.TaskGroup() as group:
+                tasks = [group.create_task(ask(lister, name)) for _ in range(40)]
+            answers = [task.result() for task in tasks]
             refilled = 100 * (loop.time() - begun)
-            if THROTTLED in answers:
+            if throttled in answers:
                 break
-        assert {ANSWERED, THROTTLED} == set(answers)
-        assert 10 <= answers.count(ANSWERED) <= 10 + refilled + 2
-
-
-ANSWERED = (Status.OK, None)
-THROTTLED = (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-
-
-async def forty_answers(node, name) -> list[tuple[Status, str | None]]:
-    """What as many questions for a pod are answered, asked at once."""
-    async with node.resources.lister() as lister, asyncio.TaskGroup() as group:
-        asked = GetPodResourcesRequest(node.known_as(name), "default")
-
-        async def ask() -> tuple[Status, str | None]:
-            try:
-                await lister.get(asked, timeout=5.0)
-            except GRPCError as error:
-                return error.status, error.message
-            return ANSWERED
-
-        tasks = [group.create_task(ask()) for _ in range(40)]
-    return [task.result() for task in tasks]
+        assert {answered, throttled} == {*answers}
+        assert 10 <= answers.count(answered) <= 10 + refilled + 2
 
 
 async def test_an_unknown_pod_is_answered_with_code_unknown(node):
@@ -155,7 +137,7 @@ async def test_questions_are_answered_while_a_preference_and_an_allocate_are_hel
     assert 4 == len(await node.allocatable())
     assert node.known_as("p") in {pod.name for pod in await node.resources.list()}
     held.set()
-    await running(node, "p")
+    await node.until_phase("p", "Running")
 
 
 async def test_pods_deleted_while_they_wait_are_still_asked_for(node, plugin):
@@ -201,7 +183,7 @@ async def test_two_pods_of_one_name_look_the_same_to_get(node, plugin):
     assert {"main": NONE} == await node.held("p")
     plugin.look = views(node, "p")
     plugin.let_go()
-    await running(node, "p")
+    await node.until_phase("p", "Running")
 
     assert old != new == node.pod("p")["metadata"]["uid"]
     assert {"main": NONE} == plugin.calls[1].found["p"]
@@ -211,8 +193,7 @@ async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
     async with node.plugin(count=2) as plugin:
         plugin.choose(first)
         await node.come_back(plugin)
-        await node.create("gone", node.container(script="exec sleep 3600"))
-        await running(node, "gone")
+        await node.runs("gone", node.container(script="exec sleep 3600"))
         plugin.hold()
         await node.delete("gone", grace=1)
         await node.until_leaving("gone")
@@ -221,9 +202,8 @@ async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
         await node.until_gone("gone")
         await node.resources.list()
         plugin.let_go()
-        await running(node, "p")
-        await node.create("q", node.container(count=1))
-        await running(node, "q")
+        await node.until_phase("p", "Running")
+        await node.runs("q", node.container(count=1))
 
         (available, _, _) = plugin.preferred[-1]
         assert {"g0", "g1"} == set(available), "a running pod holds one of them"

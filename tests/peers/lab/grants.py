@@ -4,7 +4,7 @@ Only telling pods say what they saw; see lab/pods.py.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -126,12 +126,8 @@ class WithGrants(WithPlacement):
 
     def told_environment(self, pod: str, container: str = "main") -> dict[str, str]:
         """What a container saw as its environment."""
-        lines = self.environment_bytes(pod, container)
-        return dict(line.decode().split("=", 1) for line in lines if b"=" in line)
-
-    def environment_bytes(self, pod: str, container: str = "main") -> list[bytes]:
-        """The same, byte by byte; sorted, for the kubelet has it in a Go map."""
-        return sorted((self.told_directory() / f"{pod}.{container}.env").read_bytes().splitlines())
+        text = (self.told_directory() / f"{pod}.{container}.env").read_text()
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
     def _seen_environment(self, pod: str, container: str) -> dict[str, str]:
         cache = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -189,13 +185,14 @@ class WithGrants(WithPlacement):
             if any(one > most for one, most in zip(load, whole, strict=True))
         }
 
-    def rows(self) -> dict[Container, Row]:
-        """The rows of the ledger as they are on disk; of two pods of one name the later one's."""
+    def all_rows(self) -> Sequence[Row]:
+        """The ledger as it is on disk. Raises OSError, StateCorrupt."""
         content = (self.space.view / "var/lib/hami-agent/state.json").read_bytes()
-        return {
-            (f"{row.namespace}/{row.pod}", row.key.container): row
-            for row in decode_state(content).ledger.rows
-        }
+        return decode_state(content).ledger.rows
+
+    def rows(self) -> dict[Container, Row]:
+        """The same by container; of two pods of one name the later one's."""
+        return {(f"{row.namespace}/{row.pod}", row.key.container): row for row in self.all_rows()}
 
     def lost(self) -> list[str]:
         """What runs with GPUs and is not in the ledger as it was promised, or has no directory."""
@@ -245,18 +242,11 @@ class WithGrants(WithPlacement):
         await self.pods.until(is_decided, DECIDED_WITHIN, f"{name} neither runs nor fails")
         return objects[key(name)]
 
-    def seen_pods(self) -> Iterator[Object]:
-        """Each pod that was there, by its UID, as it was seen last before it was deleted."""
-        last: dict[str, Object] = {}
-        for sightings in self.pods.history.values():
-            for one in sightings:
-                last[one.object["metadata"]["uid"]] = one.object
-        yield from last.values()
-
     def failed(self) -> list[str]:
-        """What pods failed of."""
+        """What pods failed of, those that are gone again included."""
+        seen = (one.object for sightings in self.pods.history.values() for one in sightings)
         return [
-            f"{pod['metadata']['name']}: {pod['status'].get('message', '')}"
-            for pod in self.seen_pods()
+            f"{name_of(pod)}: {pod['status'].get('message', '')}"
+            for pod in seen
             if phase_of(pod) == "Failed"
         ]

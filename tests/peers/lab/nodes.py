@@ -10,10 +10,10 @@ import itertools
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -22,7 +22,7 @@ from typing_extensions import override
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.store import NotFoundError, ObjectStore
+from agent.sandbox.store import ObjectStore
 from agent.wire.v1 import ContainerDevices, PodResources
 from agent.wire.v1beta1 import (
     AllocateRequest,
@@ -37,7 +37,7 @@ from agent.wire.v1beta1 import (
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.plugin import ScriptedPlugin, devices
-from tests.peers.lab.api import Object
+from tests.peers.lab.api import Object, key_of
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE
 from tests.peers.lab.node import PodResourcesClient
@@ -46,14 +46,12 @@ from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, lives
 
 # A device plugin of a test's own: it can look around from inside a call of the kubelet.
 
-CallKind = Literal["prefer", "allocate", "prestart"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call. `ids` are those asked for, or preferred; `found` what `look` told inside it."""
 
-    kind: CallKind
+    kind: str
     ids: frozenset[str]
     at: float
     found: Any = None
@@ -86,14 +84,10 @@ class ProbePlugin(ScriptedPlugin):
         self.script.options = DevicePluginOptions(get_preferred_allocation_available=True)
         self.script.prefer = choice
 
-    def of(self, kind: CallKind) -> list[frozenset[str]]:
-        """What was asked in the calls of one kind."""
-        return [call.ids for call in self.calls if call.kind == kind]
-
     @property
     def asked(self) -> list[frozenset[str]]:
         """The ids of each Allocate."""
-        return self.of("allocate")
+        return [call.ids for call in self.calls if call.kind == "allocate"]
 
     @override
     async def get_preferred_allocation(
@@ -115,7 +109,7 @@ class ProbePlugin(ScriptedPlugin):
         await self._note("prestart", message.devices_ids)
         return await super().pre_start_container(message)
 
-    async def _note(self, kind: CallKind, ids: list[str]) -> None:
+    async def _note(self, kind: str, ids: list[str]) -> None:
         at = asyncio.get_running_loop().time()
         found = None if self.look is None else await self.look()
         self.calls.append(Call(kind, frozenset(ids), at, found))
@@ -155,12 +149,8 @@ class NodeUnderTest(ABC):
         """Delete a pod with a grace in seconds."""
 
     @abstractmethod
-    def pod(self, name: str) -> Object | None:
-        """The pod as the API server has it."""
-
-    @abstractmethod
-    def status(self) -> Mapping[str, Mapping[str, str]]:
-        """The Node's status, `capacity` and `allocatable` at least."""
+    def objects(self, resource: str) -> Mapping[str, Object]:
+        """The pods or nodes of the API server by name, pods with their namespace."""
 
     @abstractmethod
     async def kill(self) -> None:
@@ -177,6 +167,10 @@ class NodeUnderTest(ABC):
     @abstractmethod
     async def until_leaving(self, name: str) -> None:
         """Return once the kubelet has heard that a pod is to be deleted. Raises TimeoutError."""
+
+    def pod(self, name: str) -> Object | None:
+        """The pod as the API server has it."""
+        return self.objects("pods").get(key(self.known_as(name)))
 
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
         """SIGKILL, and a new kubelet."""
@@ -244,29 +238,40 @@ class NodeUnderTest(ABC):
         """Wait until the API server has no such pod. Raises TimeoutError."""
         await self.until(lambda: self.pod(name) is None, f"pod {name} stays")
 
+    def told(self, name: str) -> Object:
+        """The status of a pod, empty while the API server does not have it."""
+        found: Object = (self.pod(name) or {}).get("status", {})
+        return found
+
     def conditions(self, name: str) -> Mapping[str, str]:
         """The status of each condition of a pod that the API server has."""
-        found = (self.pod(name) or {}).get("status", {}).get("conditions", ())
-        return {one["type"]: one["status"] for one in found}
+        return {one["type"]: one["status"] for one in self.told(name).get("conditions", ())}
+
+    def container_status(self, name: str, container: str = "main") -> Object:
+        """What is told of a container, empty before the kubelet has told something."""
+        kinds = (
+            self.told(name).get(kind) for kind in ("containerStatuses", "initContainerStatuses")
+        )
+        found = (one for kind in kinds for one in kind or () if one["name"] == container)
+        return next(found, {})
 
     def state(self, name: str, container: str = "main") -> Object:
-        """The state of a container, empty before the kubelet has told one."""
-        status = (self.pod(name) or {}).get("status", {})
-        found = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-        return next((one["state"] for one in found if one["name"] == container), {})
+        """The state of a container."""
+        found: Object = self.container_status(name, container).get("state", {})
+        return found
 
     async def until_restarted(self, name: str = "p") -> None:
         """Wait until the pod's container runs that was started again once. Raises TimeoutError."""
 
         def is_again() -> bool:
-            found = lives(self.pod(name) or {})
-            return "main" in found and found["main"].restarts == 1
+            found = self.container_status(name)
+            return "running" in found.get("state", {}) and found["restartCount"] == 1
 
         await self.until(is_again, f"{name} is not started again")
 
     def counted(self) -> tuple[str | None, str | None]:
         """Capacity and allocatable of the resource by the Node's status, as texts."""
-        status = self.status()
+        status = self.objects("nodes")[NODE]["status"]
         return status["capacity"].get(self.resource), status["allocatable"].get(self.resource)
 
     async def until_counted(self, capacity: int, allocatable: int) -> None:
@@ -322,9 +327,8 @@ class NodeUnderTest(ABC):
     @contextlib.asynccontextmanager
     async def plugin(self, count: int = 4) -> AsyncIterator[ProbePlugin]:
         """A registered plugin whose `count` ids are healthy."""
-        async with ProbePlugin(
-            self.plugins, resource=self.resource, name="p.sock", count=count
-        ) as plugin:
+        made = ProbePlugin(self.plugins, resource=self.resource, name="p.sock", count=count)
+        async with made as plugin:
             await plugin.register()
             await self.until_listed(count)
             yield plugin
@@ -395,16 +399,8 @@ class ModelNode(NodeUnderTest):
         self.store.delete("pods", NAMESPACE, self.known_as(name), grace=grace)
 
     @override
-    def pod(self, name: str) -> Object | None:
-        try:
-            return self.store.get("pods", NAMESPACE, self.known_as(name))
-        except NotFoundError:
-            return None
-
-    @override
-    def status(self) -> Mapping[str, Mapping[str, str]]:
-        status: Mapping[str, Mapping[str, str]] = self.store.get("nodes", "", NODE)["status"]
-        return status
+    def objects(self, resource: str) -> Mapping[str, Object]:
+        return {key_of(one): one for one in self.store.select(resource)}
 
     @override
     async def kill(self) -> None:
@@ -451,15 +447,13 @@ async def open_model_node(
 
 def processes(container_id: str) -> frozenset[int]:
     """The processes of a container, as this process counts them; `containerd://` may precede."""
-    return frozenset(_members(container_id.rpartition("/")[2]))
-
-
-def _members(name: str) -> Iterator[int]:
+    found, name = set[int](), container_id.rpartition("/")[2]
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
             with contextlib.suppress(OSError):
                 if name in (directory / "cgroup").read_text():
-                    yield int(directory.name)
+                    found.add(int(directory.name))
+    return frozenset(found)
 
 
 async def end_container(container_id: str) -> None:
@@ -503,13 +497,8 @@ class RealNode(NodeUnderTest):
         await self.cluster.api.delete(f"{PODS}/{self.known_as(name)}", grace=grace)
 
     @override
-    def pod(self, name: str) -> Object | None:
-        return self.cluster.pods.objects.get(key(self.known_as(name)))
-
-    @override
-    def status(self) -> Mapping[str, Mapping[str, str]]:
-        status: Mapping[str, Mapping[str, str]] = self.cluster.nodes.objects[NODE]["status"]
-        return status
+    def objects(self, resource: str) -> Mapping[str, Object]:
+        return {"pods": self.cluster.pods, "nodes": self.cluster.nodes}[resource].objects
 
     @override
     async def kill(self) -> None:
@@ -526,13 +515,7 @@ class RealNode(NodeUnderTest):
 
     @override
     async def end_container(self, name: str, container: str = "main") -> None:
-        (container_id,) = (
-            one["containerID"]
-            for kind in ("containerStatuses", "initContainerStatuses")
-            for one in (self.pod(name) or {})["status"].get(kind, ())
-            if one["name"] == container
-        )
-        await end_container(container_id)
+        await end_container(self.container_status(name, container)["containerID"])
 
     @override
     async def until_leaving(self, name: str) -> None:

@@ -104,10 +104,6 @@ PATIENCE: Final = 40.0
 """Seconds for what takes two or three on a quiet machine, a scheduler's second try included."""
 
 
-class FailedPodError(AssertionError):
-    """A pod ended as Failed."""
-
-
 @dataclass(frozen=True, slots=True)
 class PodLife:
     """One container as the API shows it: a new id or count means that it was started again."""
@@ -211,7 +207,7 @@ class WithPods(WithNode):
             present = [objects[key(name)] for name in names if key(name) in objects]
             for pod in present:
                 if phase_of(pod) == "Failed":
-                    raise FailedPodError(f"{name_of(pod)}: {pod['status']}")
+                    raise AssertionError(f"{name_of(pod)}: {pod['status']}")
             return len(present) == len(names) and all(map(is_up, present))
 
         try:
@@ -232,28 +228,12 @@ class WithPods(WithNode):
             raise LookupError(f"{name} was not seen up")
         return at
 
-    async def until_phase(self, name: str, *phases: str, within: float = PATIENCE) -> Object:
-        """The status of a pod once it has one of these phases. Raises TimeoutError."""
-        await self.pods.until(
-            lambda: self.status_of(name).get("phase") in phases, within, f"{name} is not {phases}"
-        )
-        return self.status_of(name)
-
     async def until_failed(self, name: str) -> Object:
         """The status of a pod once its phase is Failed. Raises TimeoutError."""
-        return await self.until_phase(name, "Failed")
-
-    async def until_restarted(self, name: str, within: float = PATIENCE) -> None:
-        """Return once a pod's containers run and each was started again once."""
-
-        def is_back() -> bool:
-            pod = self.as_seen(name)
-            found = lives(pod)
-            return len(found) == len(pod["spec"]["containers"]) and {1} == {
-                one.restarts for one in found.values()
-            }
-
-        await self.pods.until(is_back, within, f"{name} was not started again")
+        await self.pods.until(
+            lambda: self.status_of(name).get("phase") == "Failed", PATIENCE, f"{name} runs"
+        )
+        return self.status_of(name)
 
     async def until_bind_phase(self, name: str, phase: str, within: float = PATIENCE) -> None:
         """Return once the pod's bind-phase is `phase`. Raises TimeoutError."""

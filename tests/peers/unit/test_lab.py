@@ -86,12 +86,11 @@ def test_a_watch_tells_when_a_state_was_first_seen_since_a_moment():
     watched = Watched()
     # The fourth is another pod of that name.
     for at, phase in enumerate(("Pending", "Running", "Running", "Pending", "Running", "Running")):
-        metadata = {"namespace": "default", "name": "pod"}
-        watched.take(Sighting(float(at), "ADDED", {"metadata": metadata, "phase": phase}))
+        watched.take(Sighting(float(at), "ADDED", {"metadata": {"name": "pod"}, "phase": phase}))
 
-    def when(since: float) -> float | None:
-        return watched.when("default/pod", lambda pod: pod["phase"] == "Running", since=since)
+    def when(since):
+        return watched.when("pod", lambda pod: pod["phase"] == "Running", since=since)
 
     assert [1.0, 4.0, 5.0, None] == [when(since) for since in (0.0, 2.5, 5.0, 5.5)]
     watched.forget()
-    assert (None, "Running") == (when(0.0), watched.objects["default/pod"]["phase"])
+    assert (None, "Running") == (when(0.0), watched.objects["pod"]["phase"])
