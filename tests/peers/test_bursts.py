@@ -9,8 +9,7 @@ import pytest
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.grants import grants
-from tests.peers.lab.placement import agent_stamps
-from tests.peers.lab.pods import PODS, a_container, a_pod, key, name_of, phase_of
+from tests.peers.lab.pods import PODS, a_container, a_pod, agent_stamps, key, name_of, phase_of
 from tests.peers.lab.running import ACCOUNT, refused
 
 COUNT = 20

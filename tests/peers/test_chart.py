@@ -24,10 +24,9 @@ from agent.kit.timing import SystemClock
 from agent.kube.objects import EventSeries, event_object
 from tests.chart.lab.helm import CHART, Helm
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.api import JSON_PATCH, STRATEGIC, Answer, Api, Object
+from tests.peers.lab.api import JSON_PATCH, STRATEGIC, Answer, Api, Object, notes_of
 from tests.peers.lab.cluster import kept
 from tests.peers.lab.control import ADMIN, NODE, ControlPlane, counted
-from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.part import run_program, until_answer
 from tests.peers.lab.pods import a_container, a_pod
 from tests.peers.lab.running import ACCOUNT, account_token, granted

@@ -12,12 +12,12 @@ import pytest
 
 from agent import cluster as annotations
 from agent.sandbox.hardware_talk import HardwareRequest
-from tests.peers.lab.api import JSON_PATCH, RefusedError
+from tests.peers.lab.api import JSON_PATCH, RefusedError, notes_of
 from tests.peers.lab.control import NODE
-from tests.peers.lab.node_state import notes_of, registered_health
 from tests.peers.lab.part import until_answer
 from tests.peers.lab.placing import WITHIN
 from tests.peers.lab.pods import PODS, a_container, a_pod, key
+from tests.peers.lab.running import registered_health
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = HardwareRequest("xid", "1", 79)

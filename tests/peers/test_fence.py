@@ -7,8 +7,7 @@ from agent.sandbox.kubelet.checkpoint import FILE_NAME, decode, encode
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.nodes import kill_container
 from tests.peers.lab.part import until, until_answer
-from tests.peers.lab.placement import wall
-from tests.peers.lab.pods import gpu_of, key
+from tests.peers.lab.pods import gpu_of, key, wall
 
 EVENTS = "/api/v1/namespaces/default/events"
 NOTED_WITHIN = 3.0

@@ -27,11 +27,10 @@ from agent.cluster import GPU_DEGRADED
 from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import stand_in
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.api import Object
+from tests.peers.lab.api import Object, notes_of
 from tests.peers.lab.cluster import Cluster, kept, open_cluster, open_pod_network
-from tests.peers.lab.control import ADMIN, NODE, counted
+from tests.peers.lab.control import ADMIN, NODE, NODE_PATH, counted
 from tests.peers.lab.node import BUSYBOX_FILE, PASSWD, write_image
-from tests.peers.lab.node_state import NODE_PATH, notes_of
 from tests.peers.lab.nodes import ProbePlugin, processes
 from tests.peers.lab.part import Ended, run_program, status_of, until, until_answer, writable
 from tests.peers.lab.placing import Programs

@@ -21,8 +21,17 @@ from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE_USER
 from tests.peers.lab.grants import ONLY_LEDGER
 from tests.peers.lab.part import because, until, until_answer
-from tests.peers.lab.placement import ALL_HEALTHY, REGISTERED, agent_said, wall
-from tests.peers.lab.pods import PODS, a_container, a_pod, lives, phase_of
+from tests.peers.lab.pods import (
+    ALL_HEALTHY,
+    PODS,
+    REGISTERED,
+    a_container,
+    a_pod,
+    agent_said,
+    lives,
+    phase_of,
+    wall,
+)
 from tests.peers.lab.running import ACCOUNT, refused
 from tests.peers.lab.servers import EVENTS
 from tests.peers.lab.table import FAR_STARTING

@@ -7,11 +7,10 @@ import pytest
 
 from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.api import notes_of
 from tests.peers.lab.nodes import RealNode
 from tests.peers.lab.part import until, until_answer
-from tests.peers.lab.placement import agent_said, wall
-from tests.peers.lab.pods import a_container, a_pod, key
+from tests.peers.lab.pods import a_container, a_pod, agent_said, key, wall
 
 AWAY = 5.0
 """Seconds for which the API server is away."""

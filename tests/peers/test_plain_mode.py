@@ -6,8 +6,8 @@ import pytest_asyncio
 import yaml
 
 from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.api import notes_of
 from tests.peers.lab.control import NODE_USER
-from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.part import until_answer
 from tests.peers.lab.placing import WEBHOOKS
 from tests.peers.lab.pods import a_container, a_pod, gpu_of

@@ -7,8 +7,8 @@ import pytest
 from agent.sandbox.hardware_talk import HardwareRequest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.control import NODE
-from tests.peers.lab.node_state import registered_health
 from tests.peers.lab.pods import a_container, a_pod, gpu_of
+from tests.peers.lab.running import registered_health
 
 pytestmark = pytest.mark.timeout(300)  # longer than what is waited for inside, which tells more
 

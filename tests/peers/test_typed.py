@@ -12,10 +12,9 @@ import pytest_asyncio
 
 from agent import cluster as annotations
 from tests.peers.lab.agents import SOURCE
-from tests.peers.lab.api import STRATEGIC
+from tests.peers.lab.api import STRATEGIC, notes_of
 from tests.peers.lab.cluster import kept
 from tests.peers.lab.control import ADMIN, NODE
-from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.part import run_program, until_answer
 from tests.peers.lab.servers import NODE_PATH, conditions, marks, real_server
 from tests.shape.typed import runs_of, told

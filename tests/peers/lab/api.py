@@ -240,6 +240,12 @@ def key_of(item: Object) -> str:
     return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])
 
 
+def notes_of(item: Object) -> Mapping[str, str]:
+    """The annotations of an object."""
+    noted: Mapping[str, str] = item["metadata"].get("annotations") or {}
+    return noted
+
+
 @contextlib.asynccontextmanager
 async def watching(api: Api, path: str, seen: Watched | None = None) -> AsyncIterator[Watched]:
     """List and watch until the block ends; opened again after the server was away."""

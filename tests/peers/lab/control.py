@@ -21,6 +21,7 @@ from tests.peers.lab.api import Api, RefusedError
 from tests.peers.lab.part import NodeSpace, Part, until_answer
 
 NODE: Final = "node-a"
+NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
 ADMIN: Final = "admin"
 NODE_USER: Final = f"system:node:{NODE}"
 SCHEDULER: Final = "system:kube-scheduler"

@@ -11,10 +11,8 @@ from typing import Final
 from agent.ledger import Row
 from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.api import Object
-from tests.peers.lab.node_state import notes_of
-from tests.peers.lab.placement import WithPlacement
-from tests.peers.lab.pods import containers_of, is_up, key, lives, name_of, phase_of
+from tests.peers.lab.api import Object, notes_of
+from tests.peers.lab.pods import WithPods, containers_of, is_up, key, lives, name_of, phase_of
 
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
 WHOLE: Final = (81559, 100, 10)
@@ -121,7 +119,7 @@ DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
 
 
-class WithGrants(WithPlacement):
+class WithGrants(WithPods):
     """What containers were given, and what they see of it."""
 
     def told_environment(self, pod: str, container: str = "main") -> dict[str, str]:
