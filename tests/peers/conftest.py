@@ -103,15 +103,6 @@ def named(variable: str) -> Path | None:
     return Path(text).absolute() if text else None
 
 
-@pytest.fixture(scope="session")
-def programs() -> Programs:
-    """What tests/peers/run has built; HAMI_PEERS_SCHEDULER names a scheduler of HAMi's own."""
-    folder = named("HAMI_PEERS_BIN")
-    if folder is None:
-        pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
-    return Programs(folder, named("HAMI_PEERS_SCHEDULER"), release_of_scheduler())
-
-
 @functools.cache
 def release_of_scheduler() -> Release:
     """Of which release the scheduler is that HAMI_PEERS_SCHEDULER names, or our model of it."""
@@ -126,9 +117,18 @@ def release_of_scheduler() -> Release:
 
 
 @pytest.fixture(scope="session")
-def binaries(programs: Programs) -> Path:
-    """The folder of what was built."""
-    return programs.folder
+def binaries() -> Path:
+    """The folder of what tests/peers/run has built."""
+    folder = named("HAMI_PEERS_BIN")
+    if folder is None:
+        pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def programs(binaries: Path) -> Programs:
+    """The same; HAMI_PEERS_SCHEDULER names a scheduler of HAMi's own."""
+    return Programs(binaries, named("HAMI_PEERS_SCHEDULER"), release_of_scheduler())
 
 
 def leave_out(reason: str) -> NoReturn:

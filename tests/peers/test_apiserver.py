@@ -9,11 +9,10 @@ here can overload the real one.
 import pytest
 
 from tests.peers.lab.api import JSON_PATCH, MERGE, STRATEGIC, Object, Refusal
-from tests.peers.lab.control import NODE
+from tests.peers.lab.control import NODE, NODE_PATH
 from tests.peers.lab.servers import (
     EVENTS,
     FREE_POD,
-    NODE_PATH,
     NODES,
     OTHER_NODE,
     OTHER_POD,

@@ -26,13 +26,12 @@ from tests.chart.lab.helm import CHART, Helm
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.api import JSON_PATCH, STRATEGIC, Answer, Api, Object, notes_of
 from tests.peers.lab.cluster import kept
-from tests.peers.lab.control import ADMIN, NODE, ControlPlane, counted
+from tests.peers.lab.control import ADMIN, NODE, NODE_PATH, ControlPlane, counted
 from tests.peers.lab.part import run_program, until_answer
 from tests.peers.lab.pods import a_container, a_pod
 from tests.peers.lab.running import ACCOUNT, account_token, granted
 from tests.peers.lab.servers import (
     EVENTS,
-    NODE_PATH,
     NODES,
     OTHER_NODE,
     OTHER_POD,
@@ -465,9 +464,7 @@ async def test_the_agent_works_with_these_rights_and_uses_each_of_them(cluster, 
     (served,) = await cluster.run(cluster.telling(a_pod("served", a_container())))
     await cluster.until_settled(served)
     # Bound without a lock: the Node is read before the refusal, which is told by an Event.
-    await cluster.create_by_hand(a_pod("unplaced"))
-    await cluster.annotate("unplaced", [[cluster.share(0)]])
-    await cluster.bind("unplaced")
+    await cluster.place(a_pod("unplaced"), [[cluster.share(0)]], locked=False)
     await cluster.until_failed("unplaced")
     await until_asked(cluster, mark, "create events")
     # An Event is counted on where the same happens again: what cannot be shared is told at each

@@ -468,13 +468,10 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     assert LEFT == site.left()
 
 
-# The chart beside HAMi's device plugin: one of both on a node, or both for the time of a switch.
-#
-# HAMi's plugin is a DaemonSet with HAMi's labels whose pods do nothing, and a plugin of the test's
-# own that has registered the resource at the kubelet.
+# The switch from HAMi's device plugin: a DaemonSet with HAMi's labels whose pods do nothing, and a
+# plugin of the test's own that has registered the resource at the kubelet.
 
 COMPONENT, PLUGIN = "app.kubernetes.io/component", "hami-device-plugin"
-DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -513,28 +510,6 @@ async def until_other(site, *wanted):
         return [phase_of(pod) for pod in site.pods_with(COMPONENT, PLUGIN)]
 
     await site.cluster.pods.until(lambda: [*wanted] == phases(), SERVING, f"not {wanted}")
-
-
-async def test_of_both_plugins_the_first_keeps_the_node(bare_site):
-    site, cluster = bare_site, bare_site.cluster
-    await cluster.api.create(DAEMON_SETS, hamis_plugin())
-    await until_other(site, "Running")
-
-    (await site.helm("install")).succeeded()
-    await cluster.pods.until(lambda: told(site.agents), SERVING, "nobody says why the agent waits")
-    assert ["Pending"] == [phase_of(pod) for pod in site.agents]
-    assert "anti-affinity" in told(site.agents)
-    assert frozenset() == await cluster.kubelet.allocatable(RESOURCE)
-
-    await cluster.api.delete(f"{DAEMON_SETS}/{PLUGIN}")
-    await until_other(site)
-    (await site.helm("uninstall")).succeeded()
-
-
-def told(pods):
-    """Why the scheduler has no node for them."""
-    conditions = (one for pod in pods for one in pod["status"].get("conditions", ()))
-    return "; ".join(one.get("message", "") for one in conditions if one["status"] == "False")
 
 
 def write_hami_chart(folder):

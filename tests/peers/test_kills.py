@@ -28,6 +28,7 @@ from tests.peers.lab.pods import (
     a_container,
     a_pod,
     agent_said,
+    key,
     lives,
     phase_of,
     wall,
@@ -140,7 +141,9 @@ class Stream:
         telling = cluster.telling(a_pod(name, *containers))
         pod = await cluster.decided(await cluster.api.create(PODS, telling))
         if phase_of(pod) == "Failed":
-            at, taken = wall(), await cluster.until_taken_up(name, created)
+            at = wall()
+            words = '"SyncLoop ADD"', f'"{key(name)}"'
+            taken = await cluster.until_kubelet_says(*words, since=created)
             self.rejected.append(Rejected(name, taken, at, pod["status"].get("message", "")))
             await asyncio.sleep(self.chance.uniform(*_LASTS))  # or a gap would fill with them
         else:

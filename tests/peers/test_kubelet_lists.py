@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -180,26 +179,6 @@ async def test_there_is_one_entry_for_each_id_and_numa_node(node):
 
 def nodes_of(entry) -> int | None:
     return None if entry.topology is None else entry.topology.nodes[0].id
-
-
-@pytest.mark.long
-@pytest.mark.timeout(420)
-@pytest.mark.parametrize("place", ["real"], indirect=True)
-async def test_after_five_minutes_without_its_plugin_a_resource_counts_nothing(node, plugin):
-    await node.until_counted(4, 4)
-    plugin.end_streams()
-    await node.until_counted(4, 0)
-
-    await node.until(lambda: node.counted() == ("0", "0"), f"{node.counted()}", 330)
-    assert node.resource not in (node.checkpoint().registered or {})
-    await node.create("p")
-    assert (
-        f"Pod was rejected: Node didn't have enough resource: {node.resource}, "
-        "requested: 1, used: 0, capacity: 0"
-    ) == (await node.until_phase("p", "Failed"))["message"], "it is admitted without ids first"
-    assert [] == plugin.calls
-    await plugin.register()
-    await node.until_counted(4, 4)
 
 
 # Ids that a pod uses again, and what is preferred: the model and the real kubelet alike.

@@ -149,23 +149,6 @@ async def test_the_checkpoint_is_byte_for_byte_what_the_model_writes(node):
         assert 0o600 == node.checkpoint_path.stat().st_mode & 0o777
 
 
-async def test_only_healthy_ids_are_written_and_only_with_lists_and_allocations(node, plugin):
-    plugin.publish([*plugin.devices, a_device("ill", health="Unhealthy")])
-    await node.until_counted(5, 4)
-    healthy = {"g0", "g1", "g2", "g3"}
-    await node.until_recorded(lambda found: healthy == recorded(node, found))
-    await node.runs("p")
-    written = node.checkpoint_path.stat().st_mtime_ns
-
-    await node.delete("p", grace=1)
-    await node.until_gone("p")
-    plugin.end_streams()
-    await node.until_counted(5, 0)
-
-    assert written == node.checkpoint_path.stat().st_mtime_ns
-    assert node.resource in {entry.resource for entry in node.checkpoint().entries}
-
-
 def recorded(node, found) -> set[str]:
     """The healthy ids of the test's resource by the kubelet's records."""
     return set((found.registered or {}).get(node.resource, ()))
@@ -382,17 +365,3 @@ async def test_with_nothing_published_a_lost_checkpoint_kills_running_pods(node,
         f"Pod was rejected: Node didn't have enough resource: {node.resource}, "
         "requested: 1, used: 0, capacity: 0"
     ) == status["message"]
-
-
-async def test_after_a_lost_checkpoint_the_node_offers_its_whole_old_capacity(node, plugin):
-    await node.runs("p")
-    plugin.publish(devices(4, health="Unhealthy"))
-    await node.until_counted(4, 0)
-    await plugin.die()
-
-    await node.restart(lose_checkpoint=True)
-
-    await node.until_counted(4, 4)
-    assert [] == await node.allocatable()
-    assert {"main": frozenset()} == await node.until_held("p", lambda held: held is not None)
-    assert "Running" == node.phase("p")

@@ -55,7 +55,7 @@ async def test_what_the_agent_knew_is_served_without_the_api_server_and_settled_
     await cluster.until_unlocked(60.0)
     table.add("API server comes back → lock free", wall() - back)
     await cluster.create(cluster.a_telling_pod("new"))
-    await cluster.until_bind_phase("late", annotations.PHASE_SUCCESS, within=90.0)
+    await cluster.until_settled("late", within=90.0)
     table.add("API server comes back → pod settled", wall() - back)
     await cluster.until_running("late", "new", within=PATIENCE)
     table.add("API server comes back → new pod runs, all peers included", wall() - back)

@@ -14,10 +14,9 @@ from agent.sandbox.store import KINDS, GoneError, Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
 from tests.peers.lab.api import Api
-from tests.peers.lab.control import NODE_USER
+from tests.peers.lab.control import NODE_PATH, NODE_USER
 from tests.peers.lab.servers import (
     FREE_POD,
-    NODE_PATH,
     NODES,
     OTHER_NODE,
     OWN_POD,

@@ -103,12 +103,6 @@ def _telling(pod: str, container: Object) -> Object:
     return {**container, "command": [*start, f"{tell}; {script}"], "volumeMounts": mounts}
 
 
-MIB: Final = 3000
-"""What a share has where nothing is said, as `a_container` asks for."""
-
-_BY_HAND: Final = "by-hand"
-
-
 REGISTERED: Final = '"Got registration request from device plugin with resource"'
 ALL_HEALTHY: Final = 'resourceName="nvidia.com/gpu" totalCount=80 healthyCount=80'
 _STAMP: Final = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})")
@@ -248,14 +242,6 @@ class WithPods(Running):
         )
         return self.status_of(name)
 
-    async def until_bind_phase(self, name: str, phase: str, within: float = PATIENCE) -> None:
-        """Return once the pod's bind-phase is `phase`. Raises TimeoutError."""
-        await self.pods.until(
-            lambda: self.annotations_of(name).get(annotations.BIND_PHASE) == phase,
-            within,
-            f"bind-phase of {name} is not {phase}",
-        )
-
     async def until_settled(self, *names: str, within: float = 25.0) -> None:
         """Return once all are settled and the node's lock is free. Raises TimeoutError."""
         await self.pods.until(
@@ -322,49 +308,34 @@ class WithPods(Running):
 
     # Placed by hand, step by step, as HAMi's scheduler does: for tests that need the gaps.
 
-    async def create_by_hand(self, pod: Object) -> Object:
-        """Create a pod that no scheduler takes; with its node already named it is the kubelet's."""
-        if "nodeName" in pod["spec"]:
-            return await self.api.create(PODS, pod)
-        labels = {**pod["metadata"].get("labels", {}), "hami.io/webhook": "ignore"}
-        metadata = {**pod["metadata"], "labels": labels}
-        spec = {**pod["spec"], "schedulerName": _BY_HAND}
-        return await self.api.create(PODS, {**pod, "metadata": metadata, "spec": spec})
-
-    def share(self, index: int, memory: int = MIB, cores: int = 10) -> Share:
+    def share(self, index: int, memory: int = 3000, cores: int = 10) -> Share:
         """A share of the GPU with this index: MiB, and percent of its cores."""
         return Share(self.gpu_uuids()[index], memory, cores)
 
-    async def annotate(self, name: str, groups: Sequence[Sequence[Share]]) -> None:
-        """What the filter writes: which GPUs each container gets."""
-        shares = tuple(tuple(group) for group in groups)
-        patch = placement_patch(NODE, shares, int(now().timestamp()))
-        await self.api.patch(f"{PODS}/{name}", patch)
+    async def place(
+        self, pod: Object, groups: Sequence[Sequence[Share]], *, locked: bool = True
+    ) -> None:
+        """Create a pod for no scheduler, note each container's shares, take the lock, and bind it.
 
-    async def lock(self, name: str, *, age: float = 0.0) -> None:
-        """Take the node's lock in the name of a pod, `age` seconds ago. Whoever had it loses it."""
-        text = encode_node_lock(now() - dt.timedelta(seconds=age), NAMESPACE, name)
-        marks = {annotations.MUTEX_LOCK: text}
-        await self.api.patch(NODE_PATH, {"metadata": {"annotations": marks}})
-
-    async def bind(self, name: str) -> None:
-        """Mark the pod as allocating and bind it to the node; the kubelet admits it then."""
-        marks = {
-            annotations.BIND_PHASE: annotations.PHASE_ALLOCATING,
-            annotations.BIND_TIME: str(int(now().timestamp())),
-        }
-        await self.api.patch(f"{PODS}/{name}", {"metadata": {"annotations": marks}})
+        Whoever had the lock loses it.
+        """
+        path, at = f"{PODS}/{name_of(pod)}", now()
+        stamp = str(int(at.timestamp()))
+        labels = {**pod["metadata"].get("labels", {}), "hami.io/webhook": "ignore"}
+        metadata = {**pod["metadata"], "labels": labels}
+        spec = {**pod["spec"], "schedulerName": "by-hand"}
+        await self.api.create(PODS, {**pod, "metadata": metadata, "spec": spec})
+        given = placement_patch(NODE, tuple(map(tuple, groups)), int(at.timestamp()))
+        await self.api.patch(path, given)
+        if locked:
+            lock = {annotations.MUTEX_LOCK: encode_node_lock(at, NAMESPACE, name_of(pod))}
+            await self.api.patch(NODE_PATH, {"metadata": {"annotations": lock}})
+        marks = {annotations.BIND_PHASE: annotations.PHASE_ALLOCATING, annotations.BIND_TIME: stamp}
+        await self.api.patch(path, {"metadata": {"annotations": marks}})
         target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
-        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-        await self.api.create(f"{PODS}/{name}/binding", body)
-
-    async def place(self, pod: Object, groups: Sequence[Sequence[Share]]) -> None:
-        """All steps for one pod: create, annotate, lock, bind."""
-        name = pod["metadata"]["name"]
-        await self.create_by_hand(pod)
-        await self.annotate(name, groups)
-        await self.lock(name)
-        await self.bind(name)
+        await self.api.create(
+            f"{path}/binding", {"metadata": {"name": name_of(pod)}, "target": target}
+        )
 
     def kubelet_said(self, *words: str, since: float) -> list[float]:
         """When the kubelet logged a line with all those words after a moment, in Unix seconds."""
@@ -381,13 +352,6 @@ class WithPods(Running):
 
         await until_answer(is_said, 30.0, lambda: f"the kubelet has not said {words}")
         return self.kubelet_said(*words, since=since)[0]
-
-    async def until_taken_up(self, name: str, since: float = 0.0) -> float:
-        """When the kubelet has begun with a pod, after a moment; both in Unix seconds.
-
-        Without a moment the pod's name must be new to this kubelet. Raises TimeoutError.
-        """
-        return await self.until_kubelet_says('"SyncLoop ADD"', f'"{key(name)}"', since=since)
 
 
 # When something happened, by the stamps of those who saw it: all clocks here are one machine's.
