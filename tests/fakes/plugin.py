@@ -66,6 +66,7 @@ class Script:
     responses: Callable[[list[str]], list[ContainerAllocateResponse]] | None = None
     gate: asyncio.Event | None = None
     pre_start_gate: asyncio.Event | None = None
+    pre_start_error: GRPCError | None = None
 
 
 class _Ear(SocketServer):
@@ -196,6 +197,8 @@ class ScriptedPlugin(DevicePluginBase):
     ) -> PreStartContainerResponse:
         if self.script.pre_start_gate is not None:
             await self.script.pre_start_gate.wait()
+        if self.script.pre_start_error is not None:
+            raise self.script.pre_start_error
         return PreStartContainerResponse()
 
     def _wake(self) -> None:

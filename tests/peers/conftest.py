@@ -140,7 +140,6 @@ def leave_out(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def tools() -> Path:
-    """The folder with helm."""
     return named("HAMI_CHART_TOOLS") or leave_out("no helm: `tests/chart/build --lacks` says why")
 
 
@@ -179,7 +178,6 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def table(pytestconfig: pytest.Config) -> Table:
-    """Where a test notes what it measured."""
     return pytestconfig.stash.setdefault(MEASURED, Table())
 
 

@@ -249,7 +249,9 @@ async def a_few(cluster):
 async def test_an_agent_that_is_killed_at_any_moment_loses_nothing(cluster, table, user):
     mark = cluster.plane.audit.mark()
     agent = await cluster.start_registered_agent(user=user)
-    residents = await a_few(cluster)
+    residents = await cluster.run(
+        cluster.a_telling_pod("resident-0"), cluster.a_telling_pod("resident-1", gpus=2)
+    )
     before = cluster.lives_of(residents)
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")  # noqa: T201 -- shown with a failure

@@ -303,6 +303,24 @@ async def test_pre_start_is_called_at_every_start_of_a_container(node, plugin):
     assert 29 <= seconds(limit) <= 30
 
 
+async def test_what_pre_start_refuses_is_not_started_and_the_pod_says_why(node, plugin):
+    await offer_pre_start(node, plugin)
+    plugin.script.pre_start_error = REFUSED
+    await node.create("p")
+    await node.until(lambda: waits(node), "it does not wait")
+
+    words = "device plugin PreStartContainer rpc failed with err: rpc error: code = "
+    assert f"{words}FailedPrecondition desc = not now. [HA-3f9c]" == waits(node)
+    plugin.script.pre_start_error = None
+    await node.until_phase("p", "Running")
+
+
+def waits(node) -> str | None:
+    """Why the container of pod p waits, where it is for its configuration."""
+    waiting = node.state("p").get("waiting", {})
+    return waiting.get("message") if waiting.get("reason") == CONFIG_ERROR else None
+
+
 def seconds(text: str) -> float:
     return int(text[:-1]) * {"S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}[text[-1]]
 
@@ -327,10 +345,8 @@ async def test_refused_there_the_pod_lives_and_is_asked_again(node, plugin, tabl
     plugin.script.refusals.append(REFUSED)
 
     await node.end_container("p")
-    await node.until(
-        lambda: node.state("p").get("waiting", {}).get("reason") == CONFIG_ERROR, "it does not wait"
-    )
-    assert "not now. [HA-3f9c]" == node.state("p")["waiting"]["message"], "the plugin's words alone"
+    await node.until(lambda: waits(node), "it does not wait")
+    assert "not now. [HA-3f9c]" == waits(node), "the plugin's words alone"
     await node.until_restarted()
 
     one, two = [call.at for call in plugin.calls if call.kind == "allocate"]

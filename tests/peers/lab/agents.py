@@ -1,7 +1,6 @@
 """The agent under test: the command as an operator runs it, in a node's space."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import agent
 from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import place_library
-from tests.peers.lab.control import NODE
-from tests.peers.lab.part import NodeSpace, Part, until
+from tests.peers.lab.part import Part, until
 
 _DEADLINE: Final = aiohttp.ClientTimeout(total=5.0)
 RESOURCE: Final = "nvidia.com/gpu"
@@ -57,7 +55,6 @@ class Agent:
             return answer.status, await answer.text()
 
     async def is_ready(self) -> bool:
-        """Whether its readiness probe passes."""
         try:
             return (await self.page("/readyz"))[0] == 200
         except (aiohttp.ClientError, TimeoutError):
@@ -75,21 +72,6 @@ def _lines(said: str) -> Iterator[Mapping[str, Any]]:
     for text in said.splitlines():
         if text.startswith("{") and text.endswith("}"):
             yield json.loads(text)
-
-
-def agent_command(kubeconfig: Path, gpus: str, flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The command line of an agent."""
-    return (
-        *(sys.executable, "-m", "agent", "run", "--node-name", NODE, "--simulate", gpus),
-        *("--kubeconfig", str(kubeconfig), "--web-port", "0", "--log-format", "json", *flags),
-    )
-
-
-def make_agent(name: str, command: tuple[str, ...], logs: Path, space: NodeSpace) -> Agent:
-    """An agent that was not started yet."""
-    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
-    part = Part(name, command, logs, space=space, environment=environment)
-    return Agent(part, space.view / "run" / "hami-agent")
 
 
 def lay_out_library(root: Path) -> None:

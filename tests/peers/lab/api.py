@@ -43,7 +43,6 @@ class Answer:
 
     @property
     def refusal(self) -> Refusal:
-        """Code and reason of a Status."""
         return self.code, self.body.get("reason", "") if isinstance(self.body, dict) else ""
 
     @property
@@ -64,7 +63,6 @@ class Api:
         )
 
     async def close(self) -> None:
-        """End all connections."""
         await self._session.close()
 
     async def ask(
@@ -115,11 +113,9 @@ class Api:
         return (await self.told(method, path, body, **more))[:2]
 
     async def get(self, path: str, **query: str) -> Object:
-        """Read. Raises RefusedError, as all that follow."""
         return await self.have("GET", path, query=query)
 
     async def create(self, path: str, body: object) -> Object:
-        """Create in a collection, or post to a subresource."""
         return await self.have("POST", path, body)
 
     async def patch(self, path: str, body: object, kind: str = MERGE) -> Object:
@@ -127,7 +123,6 @@ class Api:
         return await self.have("PATCH", path, body, kind=kind)
 
     async def delete(self, path: str, grace: int | None = None) -> Object:
-        """Delete; `grace` in seconds."""
         body = None if grace is None else {"gracePeriodSeconds": grace}
         return await self.have("DELETE", path, body)
 
@@ -172,7 +167,6 @@ class WatchEvents:
         return event
 
     async def take(self, count: int) -> list[Object]:
-        """The next events. Raises TimeoutError, StopAsyncIteration: there are no more."""
         async with asyncio.timeout(_DEADLINE):
             return [await anext(self) for _ in range(count)]
 
@@ -200,7 +194,6 @@ class Watched:
     pulse: Pulse = field(default_factory=Pulse)
 
     def take(self, sighting: Sighting) -> None:
-        """One more event. Objects are named `namespace/name`, or by name alone."""
         key = key_of(sighting.object)
         self.history.setdefault(key, []).append(sighting)
         if sighting.type == "DELETED":
@@ -225,7 +218,6 @@ class Watched:
         self.history.clear()
 
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
-        """Return once `holds()` is true; it is looked at after each event."""
         try:
             async with asyncio.timeout(within):
                 await self.pulse.until(lambda: bool(holds()))

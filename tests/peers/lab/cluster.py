@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tests.peers.lab.agents import lay_out_library
-from tests.peers.lab.api import Api, Watched, watching
+from tests.peers.lab.api import Watched, watching
 from tests.peers.lab.control import (
     CONTROLLERS,
     EXTENDER,
     NODE,
     NODE_USER,
     SCHEDULER,
-    ControlPlane,
     free_ports,
     open_control_plane,
 )
@@ -111,8 +110,9 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         lay_out_library(space.view / "usr" / "local")
         runtime = Runtime(root, space)
         stack.push_async_callback(runtime.part.kill)
-        async with asyncio.TaskGroup() as group:
-            plane = await _control_plane(stack, root, programs.folder, space, group, runtime)
+        plane = await stack.enter_async_context(open_control_plane(root, programs.folder, space))
+        for user in (NODE_USER, SCHEDULER, CONTROLLERS, EXTENDER):
+            plane.kubeconfig(user)
         kubelet_part = Kubelet(root, programs.folder, space, plane.certificates.ca)
         stack.push_async_callback(kubelet_part.part.kill)
         kubelet_part.configure(runtime.socket)
@@ -135,43 +135,21 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-async def _control_plane(
-    stack: contextlib.AsyncExitStack,
-    root: Path,
-    binaries: Path,
-    space: NodeSpace,
-    group: asyncio.TaskGroup,
-    runtime: Runtime,
-) -> ControlPlane:
-    async def run_time() -> None:
-        await runtime.start()
-        await runtime.import_images()
-
-    group.create_task(run_time())
-    plane = await stack.enter_async_context(open_control_plane(root, binaries, space))
-    for user in (NODE_USER, SCHEDULER, CONTROLLERS, EXTENDER):
-        plane.kubeconfig(user)
-    return plane
-
-
 async def _start(cluster: Cluster, ports: list[int]) -> None:
+    await cluster.runtime.start()
+    await cluster.runtime.import_images()
     for part in cluster.placing:
         await part.start()
     await cluster.kubelet.start()
     await cluster.nodes.until(lambda: is_ready(cluster.nodes), 40.0, "the Node is not ready")
     await register_webhook(cluster.plane, ports[0])
-    await _until_account(cluster.api)
-
-
-async def _until_account(api: Api) -> None:
-    """Pods are refused until the controllers have made the default ServiceAccount."""
+    # Pods are refused until the controllers have made the default ServiceAccount.
     path = "/api/v1/namespaces/default/serviceaccounts"
-    async with watching(api, path) as accounts:
+    async with watching(cluster.api, path) as accounts:
         await accounts.until(lambda: "default/default" in accounts.objects, 30.0, "no account")
 
 
 def is_ready(nodes: Watched) -> bool:
-    """Whether the Node says that it takes pods."""
     node = nodes.objects.get(NODE, {"status": {}})
     conditions = node["status"].get("conditions") or []
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

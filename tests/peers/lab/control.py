@@ -175,7 +175,6 @@ class AuditLog:
         self._path = path
 
     def mark(self) -> int:
-        """Where the log ends now."""
         return self._path.stat().st_size if self._path.exists() else 0
 
     def since(self, mark: int, user: str, client: str = "hami-agent/") -> list[Asked]:
@@ -258,7 +257,6 @@ class ControlPlane:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """In the order of their start."""
         return (self.etcd, self.apiserver)
 
     def kubeconfig(self, user: str) -> Path:
@@ -274,7 +272,6 @@ class ControlPlane:
         return Api(self.server, token, ssl.create_default_context(cafile=self.certificates.ca))
 
     async def until_ready(self) -> None:
-        """Return once the API server serves."""
         await until_answer(self._is_ready, READY, self._last_words)
 
     async def _is_ready(self) -> bool:
@@ -286,7 +283,6 @@ class ControlPlane:
         return "kube-apiserver is not ready\n" + "\n".join(part.tail() for part in self.parts)
 
     async def stop(self) -> None:
-        """End both, the server first."""
         await self.admin.close()
         await self.apiserver.stop()
         await self.etcd.stop()
@@ -296,7 +292,6 @@ class ControlPlane:
 async def open_control_plane(
     root: Path, binaries: Path, space: NodeSpace | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Both started, and ready; stopped at the end."""
     client_port, peer_port, port = free_ports(3)
     logs = root / "logs"
     logs.mkdir(exist_ok=True)

@@ -155,7 +155,6 @@ class Extender:
 
 
 async def serve(kubeconfig: Path, port: int, cert: str, key: str) -> None:
-    """Serve for ever."""
     document = json.loads(kubeconfig.read_text())  # noqa: ASYNC240 -- a small file, at the start
     where, who = document["clusters"][0]["cluster"], document["users"][0]["user"]
     context = ssl.create_default_context(cafile=where["certificate-authority"])

@@ -120,10 +120,7 @@ DECIDED_WITHIN: Final = 90.0
 
 
 class WithGrants(WithPods):
-    """What containers were given, and what they see of it."""
-
     def told_environment(self, pod: str, container: str = "main") -> dict[str, str]:
-        """What a container saw as its environment."""
         text = (self.told_directory() / f"{pod}.{container}.env").read_text()
         return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
@@ -241,7 +238,6 @@ class WithGrants(WithPods):
         return objects[key(name)]
 
     def failed(self) -> list[str]:
-        """What pods failed of, those that are gone again included."""
         seen = (one.object for sightings in self.pods.history.values() for one in sightings)
         return [
             f"{name_of(pod)}: {pod['status'].get('message', '')}"

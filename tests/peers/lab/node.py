@@ -52,12 +52,10 @@ class PodResourcesClient:
         return [entry for entry in answer.devices if entry.resource_name == resource]
 
     async def list(self) -> list[PodResources]:
-        """All active pods."""
         async with self.lister() as lister:
             return (await lister.list(ListPodResourcesRequest(), timeout=_DEADLINE)).pod_resources
 
     async def get(self, namespace: str, name: str) -> PodResources:
-        """One pod's answer."""
         async with self.lister() as lister:
             asked = GetPodResourcesRequest(name, namespace)
             return (await lister.get(asked, timeout=_DEADLINE)).pod_resources or PodResources()
@@ -132,7 +130,6 @@ class Kubelet:
         (self._root / "kubelet.json").write_text(json.dumps(settings | more, indent=2))
 
     async def start(self) -> None:
-        """Start it; returns when its PodResources socket answers."""
         await self.part.start()
         await self.until_serving()
 
@@ -149,7 +146,6 @@ class Kubelet:
         return False
 
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
-        """SIGKILL, and start it again."""
         await self.part.kill()
         if lose_checkpoint:
             (self.plugins / CHECKPOINT).unlink()
@@ -165,13 +161,7 @@ class Kubelet:
             return await self.allocatable(resource)
         return None
 
-    async def offers(self, resource: str, count: int) -> bool:
-        """Whether it answers and counts so many healthy ids."""
-        found = await self.offered(resource)
-        return found is not None and count == len(found)
-
     async def list(self) -> dict[str, PodResources]:
-        """All active pods by `namespace/name`. Raises OSError, GRPCError."""
         return {f"{one.namespace}/{one.name}": one for one in await self.resources.list()}
 
     async def held(self, resource: str) -> dict[tuple[str, str], frozenset[str]]:
@@ -299,7 +289,6 @@ class Runtime:
         )
 
     async def start(self) -> None:
-        """Start it; returns when it answers."""
         network = self._root / "cni" / "10-peers.conflist"
         network.parent.mkdir(exist_ok=True)
         network.write_text(json.dumps(_NETWORK))
@@ -309,7 +298,6 @@ class Runtime:
         await self.until_ready()
 
     async def until_ready(self) -> None:
-        """Return once it answers. Raises TimeoutError."""
         await until(self.socket.exists, _RUNTIME_READY, self.part.tail)
         await until_answer(self._answers, _RUNTIME_READY, self.part.tail)
 

@@ -42,7 +42,7 @@ from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE
 from tests.peers.lab.node import PodResourcesClient
 from tests.peers.lab.part import until, until_answer
-from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, lives, stray
+from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, stray
 
 # A device plugin of a test's own: it can look around from inside a call of the kubelet.
 
@@ -66,7 +66,6 @@ class ProbePlugin(ScriptedPlugin):
         self.look: Callable[[], Awaitable[object]] | None = None
 
     def open_connections(self) -> int:
-        """How many connections to it are open now."""
         return 0 if self._server is None else self._server.open_connections()
 
     def hold(self) -> None:
@@ -86,7 +85,6 @@ class ProbePlugin(ScriptedPlugin):
 
     @property
     def asked(self) -> list[frozenset[str]]:
-        """The ids of each Allocate."""
         return [call.ids for call in self.calls if call.kind == "allocate"]
 
     @override
@@ -169,11 +167,9 @@ class NodeUnderTest(ABC):
         """Return once the kubelet has heard that a pod is to be deleted. Raises TimeoutError."""
 
     def pod(self, name: str) -> Object | None:
-        """The pod as the API server has it."""
         return self.objects("pods").get(key(self.known_as(name)))
 
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
-        """SIGKILL, and a new kubelet."""
         await self.kill()
         if lose_checkpoint:
             self.checkpoint_path.unlink()
@@ -189,7 +185,6 @@ class NodeUnderTest(ABC):
         return a_container(name, gpus=0, **more) | {"resources": {"limits": limits}}  # type: ignore[arg-type]
 
     def init(self, name: str = "init", *, count: int = 1) -> Object:
-        """An init container that asks for ids and ends at once."""
         return self.container(name, count=count, script="true")
 
     def sidecar(self, name: str = "sidecar", *, count: int = 1) -> Object:
@@ -204,7 +199,6 @@ class NodeUnderTest(ABC):
         return await self.submit(stray(a_pod(self.known_as(name), *apps, inits=inits, **spec)))
 
     async def until(self, holds: Callable[[], object], what: str, within: float = WITHIN) -> None:
-        """Return once `holds()`. Raises TimeoutError."""
         await until(lambda: bool(holds()), within, lambda: what)
 
     async def stays(self, holds: Callable[[], object], what: str, seconds: float = 0.6) -> None:
@@ -218,7 +212,6 @@ class NodeUnderTest(ABC):
         return None if pod is None else str(pod["status"].get("phase"))
 
     async def until_phase(self, name: str, phase: str) -> Object:
-        """Wait for a phase; the pod's status then. Raises TimeoutError."""
         await until(lambda: self.phase(name) == phase, WITHIN, lambda: f"{phase}: {self.pod(name)}")
         status: Object = (self.pod(name) or {})["status"]
         return status
@@ -235,7 +228,6 @@ class NodeUnderTest(ABC):
         return await self.until_phase(name, "Failed")
 
     async def until_gone(self, name: str) -> None:
-        """Wait until the API server has no such pod. Raises TimeoutError."""
         await self.until(lambda: self.pod(name) is None, f"pod {name} stays")
 
     def told(self, name: str) -> Object:
@@ -244,7 +236,6 @@ class NodeUnderTest(ABC):
         return found
 
     def conditions(self, name: str) -> Mapping[str, str]:
-        """The status of each condition of a pod that the API server has."""
         return {one["type"]: one["status"] for one in self.told(name).get("conditions", ())}
 
     def container_status(self, name: str, container: str = "main") -> Object:
@@ -256,13 +247,10 @@ class NodeUnderTest(ABC):
         return next(found, {})
 
     def state(self, name: str, container: str = "main") -> Object:
-        """The state of a container."""
         found: Object = self.container_status(name, container).get("state", {})
         return found
 
     async def until_restarted(self, name: str = "p") -> None:
-        """Wait until the pod's container runs that was started again once. Raises TimeoutError."""
-
         def is_again() -> bool:
             found = self.container_status(name)
             return "running" in found.get("state", {}) and found["restartCount"] == 1
@@ -275,14 +263,12 @@ class NodeUnderTest(ABC):
         return status["capacity"].get(self.resource), status["allocatable"].get(self.resource)
 
     async def until_counted(self, capacity: int, allocatable: int) -> None:
-        """Wait until the Node's status says so of the test's resource. Raises TimeoutError."""
         wanted = (str(capacity), str(allocatable))
         await until(
             lambda: self.counted() == wanted, WITHIN, lambda: f"{self.counted()} is not {wanted}"
         )
 
     async def get(self, name: str) -> PodResources:
-        """One pod's answer. Raises GRPCError."""
         return await self.resources.get(NAMESPACE, self.known_as(name))
 
     async def held(self, name: str) -> Held | None:
@@ -307,7 +293,6 @@ class NodeUnderTest(ABC):
         return answers[-1]
 
     async def allocatable(self) -> list[ContainerDevices]:
-        """The entries of the healthy ids. Raises GRPCError."""
         return await self.resources.allocatable(self.resource)
 
     async def until_listed(self, count: int) -> None:
@@ -349,7 +334,6 @@ class NodeUnderTest(ABC):
 
     @property
     def checkpoint_path(self) -> Path:
-        """The kubelet's records."""
         return self.plugins / FILE_NAME
 
     async def until_recorded(self, holds: Callable[[Checkpoint], object]) -> None:
@@ -363,7 +347,6 @@ class NodeUnderTest(ABC):
         await until(is_written, WITHIN, lambda: "the records do not say so")
 
     def checkpoint(self) -> Checkpoint:
-        """The kubelet's records as they are written. Raises CheckpointError, OSError."""
         return decode(self.checkpoint_path.read_bytes())
 
 
@@ -465,12 +448,6 @@ async def end_container(container_id: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     await until(lambda: not found & processes(container_id), 5.0, lambda: f"{found} live")
-
-
-async def kill_container(cluster: Cluster, name: str) -> None:
-    """Kill a telling pod's one container; what it told is forgotten. As `end_container`."""
-    cluster.forget_told(name)
-    await end_container(lives(cluster.as_seen(name))["main"].id)
 
 
 # The real kubelet of a cluster as a node under test.

@@ -19,8 +19,6 @@ _QUESTION_STEP: Final = 0.05
 
 
 async def until(holds: Callable[[], bool], within: float, why: Callable[[], str]) -> None:
-    """Return once `holds()` is true."""
-
     async def look() -> bool:
         return holds()
 
@@ -93,11 +91,9 @@ class NodeSpace:
 
     @property
     def view(self) -> Path:
-        """The root directory as a process in there sees it."""
         return Path(f"/proc/{self._first}/root")
 
     async def open(self) -> None:
-        """Make it."""
         for group in self._groups():
             group.mkdir()
             for name in ("cpuset.cpus", "cpuset.mems"):
@@ -131,7 +127,6 @@ class NodeSpace:
             await until(partial(is_removed, group), 10.0, lambda: f"{groups} are in use")
 
     def command(self, arguments: Sequence[str]) -> tuple[str, ...]:
-        """The command that runs `arguments` in there."""
         wanted = ("nsenter", "--target", str(self._first), *_NAMESPACES, "--", *arguments)
         return (*self._joined(), *wanted)
 
@@ -229,7 +224,6 @@ class Part:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     @property
@@ -270,7 +264,6 @@ class Part:
         return self.code
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
         if self._process is not None and self.is_alive:
             self.send(signal.SIGKILL)
             self.thaw()  # who waits for a frozen one is frozen too
@@ -287,7 +280,6 @@ class Part:
         self.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         self.send(signal.SIGCONT)
         if self._process is not None and self.is_alive:
             with contextlib.suppress(ProcessLookupError):
@@ -307,7 +299,6 @@ class Part:
                 os.killpg(self._process.pid, number)  # never group 0, which is the tests' own
 
     def said(self) -> str:
-        """All that it ever said."""
         return self._text().decode(errors="replace")
 
     def said_since_start(self) -> str:
@@ -337,7 +328,6 @@ class Ended:
 
     @property
     def words(self) -> str:
-        """Both."""
         return self.text + self.errors
 
     @property

@@ -120,7 +120,6 @@ class PodLife:
 
 
 def key(name: str) -> str:
-    """How the watch of the pods names a pod."""
     return f"{NAMESPACE}/{name}"
 
 
@@ -140,7 +139,6 @@ def is_up(pod: Object) -> bool:
 
 
 def lives(pod: Object) -> Mapping[str, PodLife]:
-    """The containers of a pod that run, by name."""
     found = pod.get("status", {}).get("containerStatuses") or []
     return {
         one["name"]: PodLife(one["containerID"], one["restartCount"])
@@ -156,7 +154,6 @@ def containers_of(pod: Object) -> list[Object]:
 
 
 def gpu_of(slice_id: str) -> str:
-    """The UUID of the GPU that a slice is of."""
     return slice_id.rpartition("-")[0]
 
 
@@ -164,7 +161,6 @@ class WithPods(Running):
     """Pods that are created, watched and deleted, and what they tell."""
 
     def as_seen(self, name: str) -> Object:
-        """A pod as the watch has it now. Raises KeyError: it is not there."""
         return self.pods.objects[key(name)]
 
     def status_of(self, name: str) -> Object:
@@ -184,7 +180,6 @@ class WithPods(Running):
         return done and not left.strip(";")
 
     def lives_of(self, names: Iterable[str]) -> dict[str, Mapping[str, PodLife]]:
-        """The running containers of those pods."""
         return {name: lives(self.as_seen(name)) for name in names}
 
     async def create(self, *pods: Object) -> float:
@@ -200,7 +195,6 @@ class WithPods(Running):
         return begun
 
     async def run(self, *pods: Object, within: float = PATIENCE) -> list[str]:
-        """Create pods and wait until they run; their names."""
         await self.create(*pods)
         names = [name_of(pod) for pod in pods]
         await self.until_running(*names, within=within)
@@ -236,7 +230,6 @@ class WithPods(Running):
         return at
 
     async def until_failed(self, name: str) -> Object:
-        """The status of a pod once its phase is Failed. Raises TimeoutError."""
         await self.pods.until(
             lambda: self.status_of(name).get("phase") == "Failed", PATIENCE, f"{name} runs"
         )
@@ -252,11 +245,9 @@ class WithPods(Running):
         await self.until_unlocked(within)
 
     async def delete(self, name: str, grace: int | None = None) -> None:
-        """Ask the API server to delete a pod."""
         await self.api.delete(f"{PODS}/{name}", grace=grace)
 
     async def until_deleted(self, name: str) -> None:
-        """Return once the pod is gone from the API server. Raises TimeoutError."""
         await self.pods.until(
             lambda: key(name) not in self.pods.objects, PATIENCE, f"{name} is not deleted"
         )
@@ -280,7 +271,6 @@ class WithPods(Running):
         return self.telling(a_pod(name, a_container(gpus=gpus, memory=memory)))
 
     def told_directory(self) -> Path:
-        """Where telling pods tell."""
         return self.root / "told"
 
     def forget_told(self, name: str) -> None:
@@ -309,7 +299,6 @@ class WithPods(Running):
     # Placed by hand, step by step, as HAMi's scheduler does: for tests that need the gaps.
 
     def share(self, index: int, memory: int = 3000, cores: int = 10) -> Share:
-        """A share of the GPU with this index: MiB, and percent of its cores."""
         return Share(self.gpu_uuids()[index], memory, cores)
 
     async def place(
@@ -358,17 +347,14 @@ class WithPods(Running):
 
 
 def now() -> dt.datetime:
-    """Wall time, as stamps need it."""
     return dt.datetime.now(dt.UTC)  # noqa: TID251 -- what is written is read by others
 
 
 def wall() -> float:
-    """Now, in Unix seconds."""
     return now().timestamp()
 
 
 def agent_said(agent: Agent, event: str, since: float) -> list[float]:
-    """When the agent logged an event after a moment, in Unix seconds."""
     return [stamp for _, stamp in agent_stamps(agent, event) if stamp >= since]
 
 
@@ -378,7 +364,6 @@ def agent_stamps(agent: Agent, event: str) -> list[tuple[Mapping[str, Any], floa
 
 
 def unix(text: str) -> float:
-    """A stamp of RFC 3339 in Unix seconds."""
     return dt.datetime.fromisoformat(text).timestamp()
 
 

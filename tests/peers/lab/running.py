@@ -16,7 +16,7 @@ import yaml
 
 from agent import cluster as annotations
 from agent.model import GpuUuid
-from tests.peers.lab.agents import RESOURCE, SOURCE, Agent, agent_command, make_agent
+from tests.peers.lab.agents import RESOURCE, SOURCE, Agent
 from tests.peers.lab.api import Api, Object, RefusedError, Watched, notes_of
 from tests.peers.lab.control import (
     ADMIN,
@@ -74,7 +74,6 @@ class Running:
 
     @property
     def api(self) -> Api:
-        """The API server, as its admin."""
         return self.plane.admin
 
     @property
@@ -84,7 +83,6 @@ class Running:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """All programs by name."""
         present = (*self.plane.parts, *self.placing, self.runtime.part, self.kubelet.part)
         return {part.name: part for part in (*present, *(one.part for one in self.agents))}
 
@@ -93,9 +91,7 @@ class Running:
         """The hook path's vgpu directory, from outside."""
         return self.space.view / "usr" / "local" / "vgpu"
 
-    async def start_agent(
-        self, *flags: str, user: str = NODE_USER, gpus: str = "h100:8", name: str = "agent"
-    ) -> Agent:
+    async def start_agent(self, *flags: str, user: str = NODE_USER) -> Agent:
         """Start an agent as one of its two identities; the last one must have ended.
 
         It reports as this cluster's scheduler reads, and reads HAMi's device-config.yaml as that
@@ -105,46 +101,40 @@ class Running:
         if user == ACCOUNT:
             kubeconfig = self.plane.kubeconfig_for("account", await account_token(self.api))
         hamis = ("--device-config", str(device_config(self.plane)))
-        command = agent_command(kubeconfig, gpus, (*hamis, *self.release.flags, *flags))
+        command = (
+            *(sys.executable, "-m", "agent", "run", "--node-name", NODE, "--simulate", "h100:8"),
+            *("--kubeconfig", str(kubeconfig), "--web-port", "0", "--log-format", "json"),
+            *(*hamis, *self.release.flags, *flags),
+        )
         self.started += 1
-        made = make_agent(f"{name}-{self.started}", command, self.root / "logs", self.space)
+        environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+        where, logs = f"agent-{self.started}", self.root / "logs"
+        part = Part(where, command, logs, space=self.space, environment=environment)
+        made = Agent(part, self.space.view / "run" / "hami-agent")
         await made.part.start()
         self.agents.append(made)
         return made
 
-    async def start_registered_agent(
-        self,
-        *flags: str,
-        user: str = NODE_USER,
-        gpus: str = "h100:8",
-        name: str = "agent",
-        slices: int = 80,
-    ) -> Agent:
+    async def start_registered_agent(self, *flags: str, user: str = NODE_USER) -> Agent:
         """Start an agent; returns when the kubelet counts its slices and the Node is annotated."""
-
-        async def is_counted() -> bool:
-            return await self.kubelet.offers(RESOURCE, slices)
-
-        made = await self.start_agent(*flags, user=user, gpus=gpus, name=name)
-        await until_answer(is_counted, PATIENCE, made.part.tail)
-        await self.nodes.until(lambda: self.is_sharing(slices), PATIENCE, "no slices")
+        made = await self.start_agent(*flags, user=user)
+        await self.until_allocatable(80, PATIENCE)
+        await self.nodes.until(self.is_sharing, PATIENCE, "no slices")
         return made
 
-    def is_sharing(self, slices: int = 80) -> bool:
+    def is_sharing(self) -> bool:
         """Whether the Node offers so many slices and says so to HAMi's scheduler."""
         node = self.node_of()
         offered = node["status"].get("allocatable", {}).get(RESOURCE)
-        return offered == str(slices) and annotations.REGISTER in notes_of(node)
+        return offered == "80" and annotations.REGISTER in notes_of(node)
 
     async def end_agents(self) -> None:
-        """Stop every agent, the last one first, and forget it."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.agents.clear)
             for one in self.agents:
                 stack.push_async_callback(one.part.stop)
 
     def thaw(self) -> None:
-        """Let go on whatever a test froze."""
         for part in self.parts.values():
             part.thaw()
 
@@ -167,13 +157,11 @@ class Running:
             shutil.rmtree(self.space.view / directory, ignore_errors=True)
 
     def forget_history(self) -> None:
-        """Forget what the watches have seen until now."""
         self.reading.forget()
         self.pods.forget()
         self.nodes.forget()
 
     def refusals(self) -> list[str]:
-        """What the agents have refused."""
         return [str(line) for one in self.agents for line in one.events("alloc.refused")]
 
     def last_words(self) -> str:
@@ -240,7 +228,6 @@ class Running:
         return not (await self.api.get("/api/v1/pods"))["items"]
 
     def node_of(self) -> Object:
-        """The Node as the watch has it now."""
         return self.nodes.objects[NODE]
 
     def gpu_uuids(self) -> list[GpuUuid]:
@@ -270,26 +257,22 @@ class Running:
 
         await until_answer(is_free, within, lambda: f"the lock stays: {self.lock_text()}")
 
-    async def until_allocatable(
-        self, slices: int = 80, within: float = 20.0, resource: str = RESOURCE
-    ) -> None:
+    async def until_allocatable(self, slices: int = 80, within: float = 20.0) -> None:
         """Return once PodResources tells of so many slices. Raises TimeoutError."""
         found: frozenset[str] | None = None
 
         async def is_told() -> bool:
             nonlocal found
-            found = await self.kubelet.offered(resource)
+            found = await self.kubelet.offered(RESOURCE)
             return found is not None and slices == len(found)
 
         def why() -> str:
             told = "no answer" if found is None else f"{len(found)} slices"
-            return f"{told} in PodResources, not {slices}"
+            return f"{told} in PodResources, not {slices}: {self.refusals()}"
 
         await until_answer(is_told, within, why)
 
     async def until_offered(self, slices: int, within: float = 20.0) -> None:
-        """Return once the Node offers so many slices: some time after PodResources does."""
-
         def offered() -> int:
             status = self.node_of()["status"]
             return int(status.get("allocatable", {}).get(RESOURCE, "0"))
@@ -382,7 +365,6 @@ _FORBIDDEN: Final = 403
 
 
 def refused(requests: list[Asked]) -> list[Asked]:
-    """The requests that the user has no right to."""
     return [one for one in requests if one.code == _FORBIDDEN]
 
 

@@ -164,17 +164,14 @@ def essence(obj: Object) -> Object:
 
 
 def told(event: Object) -> tuple[str, Object]:
-    """The type of an event and the essence of its object."""
     return event["type"], essence(event["object"])
 
 
 def marks(**annotations: object) -> Object:
-    """A patch of annotations."""
     return {"metadata": {"annotations": annotations}}
 
 
 def conditions(*some: tuple[str, str]) -> Object:
-    """A patch of these conditions, each with its status."""
     return {
         "status": {
             "conditions": [

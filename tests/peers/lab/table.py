@@ -33,7 +33,6 @@ class Table:
         assert measured <= most, f"{what}: {measured:g}, not {most:g} {unit}"
 
     def told(self) -> list[Mapping[str, Any]]:
-        """All figures, for another process or a file."""
         return [*self._figures.values()]
 
     def take(self, told: Iterable[Mapping[str, Any]]) -> None:
@@ -44,7 +43,6 @@ class Table:
                 self._figures[one["what"]] = one
 
     def text(self) -> str:
-        """A Markdown table."""
         return _HEAD + "".join(map(_line, self.told()))
 
     def write(self, path: Path) -> None:
