@@ -154,7 +154,6 @@ class RealBed:
         await agent.part.kill()
         self.cluster.agents.remove(agent)
         self.cluster.forget_agent_state()
-        self.cluster.forget_history()
 
     def _agent(self, name: str, command: tuple[str, ...]) -> Agent:
         space = self.cluster.space

@@ -206,7 +206,6 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
     yield cluster
     # The last one first, and each even if those before it fail: the next test needs them all.
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(cluster.forget_history)
         stack.callback(cluster.forget_agent_state)
         stack.push_async_callback(cluster.remove_pods)
         stack.push_async_callback(cluster.revive)

@@ -5,7 +5,6 @@ import contextlib
 import random
 import re
 import secrets
-import socket
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
@@ -137,7 +136,7 @@ class Stream:
             a_container(f"c{place}", gpus=gpus, memory=1000 + 10 * self._count, cores=3)
             for place, gpus in enumerate(self.chance.choice(_SHAPES))
         ]
-        await cluster.reading.until_current()
+        await cluster.nodes.until_current()
         telling = cluster.telling(a_pod(name, *containers))
         pod = await cluster.decided(await cluster.api.create(PODS, telling))
         if phase_of(pod) == "Failed":
@@ -342,25 +341,6 @@ async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(cluste
 # Whoever of the node starts again, running containers notice nothing and new ones get theirs.
 
 
-async def until_socket(cluster, before):
-    """When the kubelet made its socket anew, in Unix seconds."""
-    path = cluster.kubelet.plugins / "kubelet.sock"
-    born = before
-
-    def is_new():
-        nonlocal born
-        try:
-            born = path.stat().st_ctime_ns  # the removal of the old one changes it too
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        return born != before
-
-    await until(is_new, 20.0, cluster.kubelet.part.tail)
-    return born / 1e9
-
-
 async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
     cluster, agent, table
 ):
@@ -371,13 +351,11 @@ async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
     before, asked = cluster.lives_of(residents), agent.answers()
 
     for turn in range(3):
-        old = (cluster.kubelet.plugins / "kubelet.sock").stat().st_ctime_ns
-        await cluster.kubelet.part.kill()
-        await cluster.kubelet.part.start()
-        born = await until_socket(cluster, old)
-        registered = await cluster.until_kubelet_says(REGISTERED, since=born)
+        await cluster.kubelet.restart()
         await cluster.until_allocatable()
         back = wall()
+        born = (cluster.kubelet.plugins / "kubelet.sock").stat().st_ctime
+        registered = await cluster.until_kubelet_says(REGISTERED, since=born)
         table.hold("new kubelet.sock → Register call", registered - born, 0.3)
         table.hold("new kubelet.sock → 80 slices allocatable", back - born, 1.0)
         await cluster.run(cluster.a_telling_pod(f"new-{turn}", gpus=1 + turn % 2))

@@ -7,7 +7,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
@@ -176,46 +176,20 @@ class WatchEvents:
             return [event async for event in self]
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """One event of a watch; `at` in seconds of the loop's clock."""
-
-    at: float
-    type: str
-    object: Object
-
-
 @dataclass(eq=False, slots=True)
 class Watched:
-    """What one watch has told: the objects as they are, and everything that was seen of them."""
+    """The objects as one watch has told them, named `namespace/name`, or by name alone."""
 
     objects: dict[str, Object] = field(default_factory=dict)
-    history: dict[str, list[Sighting]] = field(default_factory=dict)
     pulse: Pulse = field(default_factory=Pulse)
 
-    def take(self, sighting: Sighting) -> None:
-        key = key_of(sighting.object)
-        self.history.setdefault(key, []).append(sighting)
-        if sighting.type == "DELETED":
-            self.objects.pop(key, None)
+    def take(self, what: str, item: Object) -> None:
+        """One more event: its type and its object."""
+        if what == "DELETED":
+            self.objects.pop(key_of(item), None)
         else:
-            self.objects[key] = sighting.object
+            self.objects[key_of(item)] = item
         self.pulse.beat()
-
-    def when(
-        self, key: str, holds: Callable[[Object], bool], *, since: float = 0.0
-    ) -> float | None:
-        """When an event first showed an object in a state, not before `since`; None: not yet.
-
-        Both are seconds of the loop's clock. An object whose name was used before, or that comes
-        into a state twice, needs `since`.
-        """
-        seen = (one for one in self.history.get(key, ()) if one.at >= since)
-        return next((one.at for one in seen if holds(one.object)), None)
-
-    def forget(self) -> None:
-        """Forget everything that was seen; the objects stay as they are."""
-        self.history.clear()
 
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
         try:
@@ -238,10 +212,12 @@ def notes_of(item: Object) -> Mapping[str, str]:
     return noted
 
 
+W = TypeVar("W", bound=Watched)
+
+
 @contextlib.asynccontextmanager
-async def watching(api: Api, path: str, seen: Watched | None = None) -> AsyncIterator[Watched]:
+async def watching(api: Api, path: str, watched: W) -> AsyncIterator[W]:
     """List and watch until the block ends; opened again after the server was away."""
-    watched = seen or Watched()
     async with asyncio.TaskGroup() as group:
         follower = group.create_task(_follow(api, path, watched))
         try:
@@ -251,21 +227,20 @@ async def watching(api: Api, path: str, seen: Watched | None = None) -> AsyncIte
 
 
 async def _follow(api: Api, path: str, watched: Watched) -> None:
-    loop = asyncio.get_running_loop()
     while True:
         try:
             listed = await api.get(path)
             present = {key_of(item): item for item in listed["items"]}
             for key in watched.objects.keys() - present.keys():
-                watched.take(Sighting(loop.time(), "DELETED", watched.objects[key]))
+                watched.take("DELETED", watched.objects[key])
             for key, item in present.items():
                 if watched.objects.get(key) != item:
-                    watched.take(Sighting(loop.time(), "ADDED", item))
+                    watched.take("ADDED", item)
             version = listed["metadata"]["resourceVersion"]
             async with api.watch(path, resourceVersion=version) as events:
                 async for event in events:
                     if event["type"] == "ERROR":
                         break
-                    watched.take(Sighting(loop.time(), event["type"], event["object"]))
+                    watched.take(event["type"], event["object"])
         except (aiohttp.ClientError, OSError, RefusedError):
             await asyncio.sleep(0.1)

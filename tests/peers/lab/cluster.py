@@ -121,11 +121,11 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         placing = placing_parts(plane, programs, space, ports)
         for part in placing:
             stack.push_async_callback(part.kill)
-        pods = await stack.enter_async_context(watching(plane.admin, "/api/v1/pods"))
-        nodes = await stack.enter_async_context(watching(plane.admin, "/api/v1/nodes"))
-        reading = Reading(programs.release, nodes, placing[1])
-        parts = (plane, runtime, kubelet_part, placing, pods, nodes)
-        cluster = Cluster(root, space, *parts, programs.release, reading)
+        seen = Watched(), Reading(programs.release, placing[1])
+        for kind, watched in zip(("pods", "nodes"), seen, strict=True):
+            await stack.enter_async_context(watching(plane.admin, f"/api/v1/{kind}", watched))
+        parts = (plane, runtime, kubelet_part, placing, *seen)
+        cluster = Cluster(root, space, *parts, programs.release)
         try:
             await _start(cluster, ports)
         except BaseException:
@@ -145,7 +145,7 @@ async def _start(cluster: Cluster, ports: list[int]) -> None:
     await register_webhook(cluster.plane, ports[0])
     # Pods are refused until the controllers have made the default ServiceAccount.
     path = "/api/v1/namespaces/default/serviceaccounts"
-    async with watching(cluster.api, path) as accounts:
+    async with watching(cluster.api, path, Watched()) as accounts:
         await accounts.until(lambda: "default/default" in accounts.objects, 30.0, "no account")
 
 

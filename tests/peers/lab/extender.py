@@ -23,7 +23,7 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, StatusError
-from tests.peers.lab.api import Api, Sighting, Watched, watching
+from tests.peers.lab.api import Api, Watched, watching
 
 LONGEST_REVIEW: Final = 7 * 1024 * 1024
 """The most bytes of an AdmissionReview, as in controller-runtime."""
@@ -67,16 +67,15 @@ class KubeCluster:
 class Followed(Watched):
     """What a watch shows, one after the other."""
 
-    def __init__(self, news: "asyncio.Queue[tuple[str, Sighting]]", resource: str) -> None:
+    def __init__(self, news: "asyncio.Queue[tuple[str, str, Json]]", resource: str) -> None:
         super().__init__()
         self._news = news
         self._resource = resource
 
     @override
-    def take(self, sighting: Sighting) -> None:
-        super().take(sighting)
-        self.forget()
-        self._news.put_nowait((self._resource, sighting))
+    def take(self, what: str, item: Json) -> None:
+        super().take(what, item)
+        self._news.put_nowait((self._resource, what, item))
 
 
 class Extender:
@@ -87,7 +86,7 @@ class Extender:
         self._hami = HamiVerbs(
             KubeCluster(api), SystemClock(), random.SystemRandom(), SchedulerSettings(), eager=True
         )
-        self._news = asyncio.Queue[tuple[str, Sighting]]()
+        self._news = asyncio.Queue[tuple[str, str, Json]]()
         self._seen = {resource: Followed(self._news, resource) for resource in KINDS}
 
     async def run(self) -> None:
@@ -107,14 +106,14 @@ class Extender:
 
     async def _see_all(self) -> None:
         while True:
-            resource, seen = await self._news.get()
+            resource, what, item = await self._news.get()
             match resource:
                 case "nodes":
-                    await self._hami.see_node(seen.type, seen.object)
+                    await self._hami.see_node(what, item)
                 case "pods":
-                    self._hami.see_pod(seen.type, seen.object)
+                    self._hami.see_pod(what, item)
                 case _:
-                    self._hami.quotas.see(seen.type, seen.object)
+                    self._hami.quotas.see(what, item)
 
     async def filter(self, request: web.Request) -> web.Response:
         args = await request.json()

@@ -236,11 +236,3 @@ class WithGrants(WithPods):
 
         await self.pods.until(is_decided, DECIDED_WITHIN, f"{name} neither runs nor fails")
         return objects[key(name)]
-
-    def failed(self) -> list[str]:
-        seen = (one.object for sightings in self.pods.history.values() for one in sightings)
-        return [
-            f"{name_of(pod)}: {pod['status'].get('message', '')}"
-            for pod in seen
-            if phase_of(pod) == "Failed"
-        ]

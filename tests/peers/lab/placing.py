@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from typing_extensions import override
+
 from agent import cluster as annotations
 from agent.hami.annotations import read_register
 from tests.peers.lab.agents import SOURCE
-from tests.peers.lab.api import Watched
+from tests.peers.lab.api import Object, Watched, key_of, notes_of
 from tests.peers.lab.control import CONTROLLERS, EXTENDER, NODE, SCHEDULER, ControlPlane
 from tests.peers.lab.part import NodeSpace, Part
 
@@ -237,60 +239,42 @@ WITHIN: Final = 75.0
 """Seconds for a sign of life (every 30 s), a look (every 15 s), and some."""
 
 
-class Reading:
-    """Follows the handshake in the watch of the nodes. `forget` before the watch forgets."""
+class Reading(Watched):
+    """The Nodes as a watch shows them, and what HAMi's scheduler has read of ours."""
 
-    def __init__(self, release: Release, nodes: Watched, scheduler: Part) -> None:
+    def __init__(self, release: Release, scheduler: Part) -> None:
+        super().__init__()
         self._release = release
-        self._nodes = nodes
         self._scheduler = scheduler
-        self._seen = 0
         self._handshake = ""
         self._read: tuple[int, str | None] | None = None
         """Which process has read what."""
 
-    async def until_current(self) -> None:
-        """Return once the scheduler knows what the Node says now, or nobody is there to tell."""
-        is_known = self._is_current if self._release.is_old else self._knows_the_gpus
-        await self._nodes.until(is_known, WITHIN, "HAMi's scheduler does not read")
-
-    def forget(self) -> None:
-        """What was seen until now is known; the watch may forget it."""
-        self._look()
-        self._seen = 0
-
-    def _is_current(self) -> bool:
-        self._look()
-        text = self._notes().get(annotations.REGISTER)
-        is_there = self._scheduler.is_alive and text is not None
-        return not is_there or self._read == (self._scheduler.pid, text)
-
-    def _knows_the_gpus(self) -> bool:
-        """Whether it would not place a pod on GPUs that an earlier agent had."""
-        self._look()
-        if self._read is None or not self._scheduler.is_alive:
-            return True
-        pid, text = self._read
-        now = _uuids(self._notes().get(annotations.REGISTER))
-        return pid != self._scheduler.pid or not now or _uuids(text) == now
-
-    def _notes(self) -> dict[str, str]:
-        node = self._nodes.objects.get(NODE)
-        return (node["metadata"].get("annotations") or {}) if node else {}
-
-    def _look(self) -> None:
-        history = self._nodes.history.get(NODE, [])
-        for one in history[self._seen :]:
-            notes = one.object["metadata"].get("annotations") or {}
-            handshake = notes.get(annotations.HANDSHAKE, "")
-            if handshake == self._handshake:
-                continue
+    @override
+    def take(self, what: str, item: Object) -> None:
+        notes = notes_of(item)
+        handshake = notes.get(annotations.HANDSHAKE, "")
+        if handshake != self._handshake and key_of(item) == NODE:
             self._handshake = handshake
             if handshake.startswith("Requesting"):
                 self._read = self._scheduler.pid, notes.get(annotations.REGISTER)
             elif handshake.startswith("Deleted"):
                 self._read = None
-        self._seen = len(history)
+        super().take(what, item)
+
+    async def until_current(self) -> None:
+        """Return once the scheduler knows what the Node says now, or nobody is there to tell."""
+        await self.until(self._is_current, WITHIN, "HAMi's scheduler does not read")
+
+    def _is_current(self) -> bool:
+        """Whether it has read this; from 2.8 on, whether it knows these GPUs."""
+        text = notes_of(self.objects[NODE]).get(annotations.REGISTER)
+        if not self._scheduler.is_alive or text is None:
+            return True
+        if self._release.is_old:
+            return self._read == (self._scheduler.pid, text)
+        pid, known = self._read or (0, None)
+        return pid != self._scheduler.pid or not _uuids(text) or _uuids(known) == _uuids(text)
 
 
 def _uuids(text: str | None) -> set[str]:

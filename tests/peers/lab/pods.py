@@ -187,7 +187,7 @@ class WithPods(Running):
 
         HAMi's scheduler knows by then what the agent tells of the node. Raises TimeoutError.
         """
-        await self.reading.until_current()
+        await self.nodes.until_current()
         begun = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for pod in pods:
@@ -221,13 +221,6 @@ class WithPods(Running):
                 if not is_up(pod)
             )
             raise TimeoutError(f"{error}: {told}") from None
-
-    def up_at(self, name: str, since: float) -> float:
-        """When a pod that is up was first seen so after a moment; both by the loop's clock."""
-        at = self.pods.when(key(name), is_up, since=since)
-        if at is None:
-            raise LookupError(f"{name} was not seen up")
-        return at
 
     async def until_failed(self, name: str) -> Object:
         await self.pods.until(

@@ -64,10 +64,8 @@ class Running:
     kubelet: Kubelet
     placing: tuple[Part, ...]
     pods: Watched
-    nodes: Watched
+    nodes: Reading
     release: Release
-    reading: Reading
-    """What HAMi's scheduler knows of the Node."""
     agents: list[Agent] = field(default_factory=list)
     started: int = 0
     """How many agents there were: each has a log of its own."""
@@ -155,11 +153,6 @@ class Running:
         """Remove what the agent keeps on the node, as on a machine where none ever ran."""
         for directory in ("var/lib/hami-agent", "usr/local/vgpu/containers"):
             shutil.rmtree(self.space.view / directory, ignore_errors=True)
-
-    def forget_history(self) -> None:
-        self.reading.forget()
-        self.pods.forget()
-        self.nodes.forget()
 
     def refusals(self) -> list[str]:
         return [str(line) for one in self.agents for line in one.events("alloc.refused")]

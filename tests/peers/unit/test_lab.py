@@ -8,7 +8,6 @@ import json
 import pytest
 
 from agent import cluster as annotations
-from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.control import AuditLog, counted
 from tests.peers.lab.table import Table
 
@@ -80,17 +79,3 @@ def test_a_count_is_over_its_bound_by_one_and_a_time_only_by_far():
         table.hold("lock free", 26.0, 5.0)
 
     assert 2 == table.text().count("| over |")
-
-
-def test_a_watch_tells_when_a_state_was_first_seen_since_a_moment():
-    watched = Watched()
-    # The fourth is another pod of that name.
-    for at, phase in enumerate(("Pending", "Running", "Running", "Pending", "Running", "Running")):
-        watched.take(Sighting(float(at), "ADDED", {"metadata": {"name": "pod"}, "phase": phase}))
-
-    def when(since):
-        return watched.when("pod", lambda pod: pod["phase"] == "Running", since=since)
-
-    assert [1.0, 4.0, 5.0, None] == [when(since) for since in (0.0, 2.5, 5.0, 5.5)]
-    watched.forget()
-    assert (None, "Running") == (when(0.0), watched.objects["pod"]["phase"])
