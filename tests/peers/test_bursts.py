@@ -27,7 +27,9 @@ async def wrongs(cluster: Cluster, asked: dict[str, tuple[int, int]]) -> list[st
     found = []
     for name, amounts in asked.items():
         wanted, told = cluster.expected_inside(name), await cluster.seen_inside(name)
-        written = [(one.mib, one.percent) for one in grants(cluster.as_seen(name))["main"]]
+        written = [
+            (one.memory_mib, one.core_percent) for one in grants(cluster.as_seen(name))["main"]
+        ]
         if wanted != told or [amounts] != written:
             found.append(f"{name}: asked for {amounts}, was promised {wanted}, was told {told}")
     return found

@@ -12,14 +12,12 @@ import pytest
 
 from agent import cluster as annotations
 from agent.sandbox.hardware_talk import HardwareRequest
-from tests.peers.lab.api import JSON_PATCH, RefusedError, notes_of
+from tests.peers.lab.api import notes_of
 from tests.peers.lab.control import NODE
-from tests.peers.lab.part import until_answer
 from tests.peers.lab.placing import WITHIN
 from tests.peers.lab.pods import PODS, a_container, a_pod, key
 from tests.peers.lab.running import registered_health
 
-QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = HardwareRequest("xid", "1", 79)
 REASONS = re.compile(r"0/1 nodes are available: 1 (.+?)\.(?: |$)")
 DROP = re.compile(r"drop the annotation (\S+)")
@@ -119,44 +117,6 @@ async def test_what_no_gpu_has_is_named_as_the_scheduler_does_and_the_first_chan
 
         assert [1, ("placement", gate), {own or reason}] == [*found, reasons_of(data)]
         await runs_as_advised(cluster, pod, data["changes"][0]["said"])
-
-
-async def test_a_quota_without_room_is_named_and_less_memory_fits_it(cluster, agent):
-    await resident(cluster, gpus=1, memory=8000)
-    pod = a_pod("greedy", a_container(memory=3000, cores=5))
-    # Its quota comes after the review of the webhook, and before the scheduler may look.
-    held = {**pod["spec"], "schedulingGates": [{"name": "peers.test/quota"}]}
-    await cluster.create({**pod, "spec": held})
-    assert (1, ("admission", "E-GATED")) == (await explained(cluster, "greedy"))[:2]
-    quota = {"metadata": {"name": "peers"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "10000"}}}
-    await cluster.api.create(QUOTAS, quota)
-    try:
-        await until_denied(cluster, a_pod("probe", a_container(memory=3000, cores=5)))
-        opened = [{"op": "remove", "path": "/spec/schedulingGates"}]
-        await cluster.api.patch(f"{PODS}/greedy", opened, JSON_PATCH)
-        await until_reasons(cluster, "greedy", "8/8 ResourceQuotaNotFit")
-
-        *found, data = await explained(cluster, "greedy")
-
-        assert [1, ("quota", "ResourceQuotaNotFit")] == found
-        assert {"8/8 ResourceQuotaNotFit"} == reasons_of(data)
-        assert "peers: 8,000 MiB of 10,000 MiB are held" in str(data["gates"])
-        await runs_as_advised(cluster, pod, data["changes"][0]["said"])
-    finally:
-        await cluster.api.delete(f"{QUOTAS}/peers")
-
-
-async def until_denied(cluster, pod):
-    """Return once the webhook refuses such a pod for its quota. Raises TimeoutError."""
-
-    async def is_denied():
-        try:
-            await cluster.api.create(f"{PODS}?dryRun=All", pod)
-        except RefusedError as error:
-            return "quota" in str(error)
-        return False
-
-    await until_answer(is_denied, 20.0, lambda: "the webhook does not know the quota")
 
 
 @pytest.mark.from_release((2, 10, 0), "it knows no cordon of a GPU")

@@ -406,30 +406,6 @@ def waiting_for(site):
     return {state["waiting"]["reason"] for state in states if "waiting" in state}
 
 
-async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_of_the_next(site):
-    cluster = site.cluster
-    # It has no program of the agent's, as an older image has no such verb.
-    images = f"image.repository={_HAMI}", f"image.tag={_HAMI_TAG}"
-    (await site.helm("upgrade", *images)).succeeded()
-
-    ended = await site.helm("uninstall")
-
-    assert (1, True) == (ended.code, "BackoffLimitExceeded" in ended.words), ended.words
-    assert not await site.is_installed()
-
-    async def are_the_jobs():
-        left = (await site.objects()).splitlines()
-        return {"job.batch", "pod"} == {line.partition("/")[0] for line in left}
-
-    await until_answer(are_the_jobs, SERVING, site.tail)
-    assert annotations.REGISTER in notes_of(await cluster.api.get(NODE_PATH))
-
-    await site.have_installed()
-    (await site.helm("uninstall")).succeeded()
-    await site.until_gone()
-    assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
-
-
 def condition(cluster):
     """The status of GpuDegraded on the Node; None: it has none."""
     conditions = cluster.nodes.objects[NODE]["status"].get("conditions") or ()

@@ -18,7 +18,6 @@ from agent.reconcile import GRACE, PERIOD
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE_USER
-from tests.peers.lab.grants import ONLY_LEDGER
 from tests.peers.lab.part import because, until, until_answer
 from tests.peers.lab.pods import (
     ALL_HEALTHY,
@@ -287,12 +286,12 @@ def note(table, stream, harm):
 
 async def agrees(cluster, stream):
     """Whether the ledger says what the kubelet says, but for rows of pods that went just now."""
-    ledger = cluster.rows()
-    differences = await cluster.disagreement()
-    return all(
-        words == ONLY_LEDGER
-        and wall() - stream.deleted[ledger[container].key.pod_uid] < GRACE + PERIOD + 2.0
-        for container, words in differences.items()
+    held, rows = await cluster.kubelet.held(RESOURCE), cluster.rows()
+    left = [row for container, row in rows.items() if container not in held]
+    return (
+        held.keys() <= rows.keys()
+        and all(rows[one].confirmed and {*rows[one].slice_ids} == held[one] for one in held)
+        and all(wall() - stream.deleted[row.key.pod_uid] < GRACE + PERIOD + 2.0 for row in left)
     )
 
 

@@ -65,7 +65,7 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
             await cluster.until_settled(name)
 
     (whole,) = grants(cluster.as_seen("whole"))["main"]
-    assert WHOLE[:2] == (whole.mib, whole.percent)
+    assert WHOLE[:2] == (whole.memory_mib, whole.core_percent)
     assert _annotated(cluster, names) == await _held(cluster)
     # Behind its init container "prepared" is looked at again: PodResources lists none.
     wanted = of_pods(len(served)) + Counter({"get pods": int(cluster.release.serves_inits)})

@@ -163,8 +163,6 @@ class Asked:
     """Its User-Agent: the agent can have the same user as the kubelet."""
     verb: str
     resource: str
-    namespace: str
-    name: str
     code: int
 
 
@@ -223,8 +221,6 @@ def _asked(event: dict[str, Any]) -> Asked:
         client=event.get("userAgent", ""),
         verb=event["verb"],
         resource=f"{resource}/{part}" if part else resource,
-        namespace=about.get("namespace", ""),
-        name=about.get("name", ""),
         code=(event.get("responseStatus") or {}).get("code", 0),
     )
 

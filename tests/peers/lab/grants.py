@@ -4,11 +4,12 @@ Only telling pods say what they saw; see lab/pods.py.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from agent.ledger import Row
+from agent.model import GpuUuid, Share
 from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object, notes_of
@@ -25,15 +26,6 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
-class SeenGrant:
-    """A share of one GPU, as the scheduler wrote it: memory in MiB, cores in percent."""
-
-    uuid: str
-    mib: int
-    percent: int
-
-
-@dataclass(frozen=True, slots=True)
 class Mounted:
     """What lies at a place inside; `source` is a path on the file system of /usr/local."""
 
@@ -45,7 +37,7 @@ Inside = dict[str, tuple[dict[str, str], dict[str, Mounted]]]
 """By container, the variables and the mounts that a grant decides."""
 
 
-def grants(pod: Object) -> dict[str, tuple[SeenGrant, ...]]:
+def grants(pod: Object) -> dict[str, tuple[Share, ...]]:
     """The shares of each container of a pod, init containers first; without GPU it has none.
 
     Groups are those of the containers that ask, in this order: HAMi's scheduler drops the empty
@@ -63,22 +55,24 @@ def _asks(container: Object) -> bool:
     return RESOURCE in container.get("resources", {}).get("limits", {})
 
 
-def _group(text: str) -> tuple[SeenGrant, ...]:
+def _group(text: str) -> tuple[Share, ...]:
     devices = (device.split(",") for device in text.split(":") if device)
-    return tuple(SeenGrant(uuid, int(mib), int(percent)) for uuid, _, mib, percent in devices)
+    return tuple(Share(GpuUuid(uuid), int(mib), int(percent)) for uuid, _, mib, percent in devices)
 
 
-def expected_environment(given: Sequence[SeenGrant], gpus: Sequence[str]) -> dict[str, str]:
+def expected_environment(given: Sequence[Share], gpus: Sequence[str]) -> dict[str, str]:
     """The variables for these shares; `gpus` are the node's UUIDs as CUDA counts them."""
     if not given:
         return {}
     ordered = sorted(given, key=lambda grant: gpus.index(grant.uuid))
-    limits = {f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{one.mib}m" for i, one in enumerate(ordered)}
+    limits = {
+        f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{one.memory_mib}m" for i, one in enumerate(ordered)
+    }
     if len({one.uuid for one in ordered}) > 1:
         limits["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return limits | {
         "NVIDIA_VISIBLE_DEVICES": ",".join(one.uuid for one in ordered),
-        "CUDA_DEVICE_SM_LIMIT": str(ordered[0].percent),
+        "CUDA_DEVICE_SM_LIMIT": str(ordered[0].core_percent),
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{_HOOK}/<uuid>.cache",
         "LIBCUDA_LOG_LEVEL": "1",
     }
@@ -97,23 +91,10 @@ def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dic
     return found
 
 
-def load_of(shares: Mapping[str, Sequence[SeenGrant]]) -> dict[str, tuple[int, int, int]]:
-    """What containers take of each GPU together: MiB, percent and slots."""
-    totals: dict[str, tuple[int, int, int]] = {}
-    for grant in (one for given in shares.values() for one in given):
-        mib, percent, slots = totals.get(grant.uuid, (0, 0, 0))
-        totals[grant.uuid] = (mib + grant.mib, percent + grant.percent, slots + 1)
-    return totals
-
-
 # What the agent has on disk, beside what the kubelet holds and what runs.
 
 Container = tuple[str, str]
 """A pod's `namespace/name` and a container's name."""
-
-ONLY_KUBELET: Final = "only the kubelet has it"
-ONLY_LEDGER: Final = "only the ledger has it"
-
 
 DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
@@ -166,18 +147,18 @@ class WithGrants(WithPods):
             for who in (one["name"] for one in containers_of(self.as_seen(name)))
         }
 
-    def oversold(self, whole: tuple[int, int, int] = WHOLE) -> dict[str, tuple[int, int, int]]:
-        """The load of the GPUs of which the pods that run have more than there is."""
-        shares = {
-            f"{key}/{container}": given
-            for key, pod in self.pods.objects.items()
-            if ALLOCATED in notes_of(pod) and lives(pod)
-            for container, given in grants(pod).items()
-        }
+    def oversold(self) -> dict[str, tuple[int, int, int]]:
+        """What the pods that run have of the GPUs of which they have more than there is."""
+        totals: dict[str, tuple[int, int, int]] = {}
+        for pod in self.pods.objects.values():
+            given = grants(pod).values() if ALLOCATED in notes_of(pod) and lives(pod) else ()
+            for one in (share for shares in given for share in shares):
+                mib, percent, slots = totals.get(one.uuid, (0, 0, 0))
+                totals[one.uuid] = (mib + one.memory_mib, percent + one.core_percent, slots + 1)
         return {
             uuid: load
-            for uuid, load in load_of(shares).items()
-            if any(one > most for one, most in zip(load, whole, strict=True))
+            for uuid, load in totals.items()
+            if any(one > most for one, most in zip(load, WHOLE, strict=True))
         }
 
     def all_rows(self) -> Sequence[Row]:
@@ -204,25 +185,11 @@ class WithGrants(WithPods):
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         if row is None or row.key.pod_uid != uid:
             return f"{name}: container {container} runs and has no row"
-        booked = [SeenGrant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares]
-        if sorted(booked, key=str) != sorted(grants(pod)[container], key=str):
+        if sorted(row.shares, key=str) != sorted(grants(pod)[container], key=str):
             return f"{name}: container {container} has {row.shares} in the ledger"
         if not (self.hook / "containers" / f"{uid}_{container}").is_dir():
             return f"{name}: container {container} runs and has no directory"
         return ""
-
-    async def disagreement(self) -> Mapping[Container, str]:
-        """Where the ledger and the kubelet differ; nothing: they agree."""
-        held = await self.kubelet.held(RESOURCE)
-        ledger = self.rows()
-        found: dict[Container, str] = {}
-        for container in held.keys() | ledger.keys():
-            row, ids = ledger.get(container), held.get(container)
-            if row is None or ids is None:
-                found[container] = ONLY_KUBELET if row is None else ONLY_LEDGER
-            elif frozenset(row.slice_ids) != ids or not row.confirmed:
-                found[container] = f"confirmed {row.confirmed}, ids {row.slice_ids}, kubelet {ids}"
-        return found
 
     async def decided(self, made: Object) -> Object:
         """The pod once it runs or was refused, and no other of its name. Raises TimeoutError."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import yaml
@@ -225,15 +225,7 @@ class Running:
 
     def gpu_uuids(self) -> list[GpuUuid]:
         """The GPUs of the Node by index, as the register annotation names them."""
-        return [GpuUuid(gpu["id"]) for gpu in registered(self.node_of())]
-
-    def lock_text(self) -> str | None:
-        """The node's lock as the watch has shown it, which lags behind; see `lock_held`."""
-        return notes_of(self.node_of()).get(annotations.MUTEX_LOCK)
-
-    async def lock_held(self) -> str | None:
-        """The node's lock as the API server has it. Raises RefusedError, aiohttp.ClientError."""
-        return notes_of(await self.api.get(NODE_PATH)).get(annotations.MUTEX_LOCK)
+        return [*registered_health(self.node_of())]
 
     async def until_unlocked(self, within: float = PATIENCE) -> None:
         """Return once the node has no lock. Raises TimeoutError.
@@ -244,11 +236,12 @@ class Running:
 
         async def is_free() -> bool:
             try:
-                return await self.lock_held() is None
+                node = await self.api.get(NODE_PATH)
             except (aiohttp.ClientError, OSError, RefusedError):
                 return False
+            return annotations.MUTEX_LOCK not in notes_of(node)
 
-        await until_answer(is_free, within, lambda: f"the lock stays: {self.lock_text()}")
+        await until_answer(is_free, within, lambda: f"the lock stays: {self.node_of()}")
 
     async def until_allocatable(self, slices: int = 80, within: float = 20.0) -> None:
         """Return once PodResources tells of so many slices. Raises TimeoutError."""
@@ -299,33 +292,19 @@ class Running:
             await asyncio.sleep(_STEP)
 
 
-# The register annotation, read by nothing of ours.
-
-_FIELDS: Final = ("id", "count", "devmem", "devcore", "type", "numa", "health", "index", "mode")
-_NUMBERS: Final = ("count", "devmem", "devcore", "numa", "index")
-
-
 def registered_health(node: Object) -> dict[GpuUuid, bool]:
-    """By GPU, what the register annotation says; empty where there is none."""
-    return {GpuUuid(gpu["id"]): bool(gpu.get("health")) for gpu in registered(node)}
+    """The GPUs of the register annotation by index, read by nothing of ours in both its forms.
 
-
-def registered(node: Object) -> list[dict[str, Any]]:
-    """The register annotation, read by nothing of ours; in JSON what is zero is absent."""
-    return gpus_of(notes_of(node).get(annotations.REGISTER, "[]"))
-
-
-def gpus_of(text: str) -> list[dict[str, Any]]:
-    """The GPUs of the annotation's text by index, in both of its forms under the names of JSON."""
-    gpus = json.loads(text) if text.startswith("[") else [*map(_record, text.split(":")[:-1])]
-    return sorted(gpus, key=lambda gpu: gpu.get("index", 0))
-
-
-def _record(text: str) -> dict[str, Any]:
-    """One GPU as schedulers before 2.8 read it. Source: HAMi v2.7.1 pkg/device/devices.go."""
-    fields = dict(zip(_FIELDS, text.split(","), strict=True))
-    numbers = {name: int(fields[name]) for name in _NUMBERS}
-    return {**fields, **numbers, "health": fields["health"] == "true"}
+    In JSON what is zero is absent. Source of the other: HAMi v2.7.1 pkg/device/devices.go.
+    """
+    text = notes_of(node).get(annotations.REGISTER, "[]")
+    if text.startswith("["):
+        gpus = json.loads(text)
+        found = [(one.get("index", 0), one["id"], bool(one.get("health"))) for one in gpus]
+    else:
+        records = [one.split(",") for one in text.split(":")[:-1]]
+        found = [(int(one[7]), one[0], one[6] == "true") for one in records]
+    return {GpuUuid(uuid): is_healthy for _, uuid, is_healthy in sorted(found)}
 
 
 def _version(item: Object) -> int:
