@@ -6,6 +6,7 @@ cluster and writes there what HAMi's scheduler writes. Filter, bind and admissio
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
 import ssl
@@ -90,19 +91,16 @@ class Extender:
         self._seen = {resource: Followed(self._news, resource) for resource in KINDS}
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             group.create_task(self._hami.run())
             for resource, seen in self._seen.items():
-                await self._api.get(f"/api/v1/{resource}")  # it is there
-                group.create_task(self._follow(resource, seen))
+                path = f"/api/v1/{resource}"
+                await self._api.get(path)  # it is there
+                await stack.enter_async_context(watching(self._api, path, seen))
             group.create_task(self._see_all())
             while True:
                 await asyncio.sleep(REGISTER_INTERVAL)
                 await self._hami.ingest(tuple(self._seen["nodes"].objects.values()))
-
-    async def _follow(self, resource: str, seen: Watched) -> None:
-        async with watching(self._api, f"/api/v1/{resource}", seen):
-            await asyncio.Event().wait()
 
     async def _see_all(self) -> None:
         while True:

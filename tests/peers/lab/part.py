@@ -19,22 +19,21 @@ _QUESTION_STEP: Final = 0.05
 
 
 async def until(holds: Callable[[], bool], within: float, why: Callable[[], str]) -> None:
+    """Return once `holds()` is true. Raises TimeoutError."""
+
     async def look() -> bool:
         return holds()
 
-    await _until(look, within, why, _STEP)
+    await until_answer(look, within, why, _STEP)
 
 
 async def until_answer(
-    ask: Callable[[], Awaitable[bool]], within: float, why: Callable[[], str]
+    ask: Callable[[], Awaitable[bool]],
+    within: float,
+    why: Callable[[], str],
+    step: float = _QUESTION_STEP,
 ) -> None:
     """Return once `ask()` answers true; asked less often, for others have to answer it."""
-    await _until(ask, within, why, _QUESTION_STEP)
-
-
-async def _until(
-    ask: Callable[[], Awaitable[bool]], within: float, why: Callable[[], str], step: float
-) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + within
     while not await ask():

@@ -98,7 +98,7 @@ class Programs:
 
 
 HAMI_SCHEDULER: Final = "hami-scheduler"
-WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _UNLESS_IGNORED: Final = {"key": "hami.io/webhook", "operator": "NotIn", "values": ["ignore"]}
 _NAMES: Final = {
     "Count": "gpu",
@@ -220,7 +220,7 @@ async def register_webhook(plane: ControlPlane, port: int) -> None:
         "timeoutSeconds": 10,
     }
     body = {"metadata": {"name": "hami-webhook"}, "webhooks": [webhook]}
-    await plane.admin.create(WEBHOOKS, body)
+    await plane.admin.create(_WEBHOOKS, body)
 
 
 def _kubeconfig(plane: ControlPlane, user: str) -> Path:
