@@ -32,8 +32,6 @@ ARCHIVE = HERE.parents[1] / "build" / "image" / "small" / "hami-agent.oci.tar"
 MEASURED: Final = pytest.StashKey[Table]()
 STARTED: Final = 45.0
 """Seconds that a cluster may take until its Node is ready."""
-FAILED: Final = 3 * STARTED
-"""Seconds after which that is no matter of a busy machine any more."""
 
 
 def pytest_sessionstart() -> None:
@@ -191,10 +189,7 @@ async def cluster_of_session(programs: Programs, table: Table) -> AsyncIterator[
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with kept(open_cluster(programs)) as opened:
-        took = loop.time() - began
-        table.add("cluster: start → Node ready", took, STARTED)
-        if took > FAILED:
-            pytest.fail(f"the cluster took {took:.0f} s to start, which is more than {FAILED:g} s")
+        table.hold("cluster: start → Node ready", loop.time() - began, STARTED, far=3)
         yield opened
         assert set() == asked_beyond_rights(opened.plane.audit)
 

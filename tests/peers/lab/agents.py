@@ -36,7 +36,9 @@ class Agent:
 
     def events_since_start(self, name: str) -> list[Mapping[str, Any]]:
         """The log lines of one event, in order, since the agent was started last."""
-        return [line for line in _lines(self.part.said_since_start()) if line.get("event") == name]
+        return [
+            line for line in _lines(self.part.said(since_start=True)) if line.get("event") == name
+        ]
 
     def answers(self) -> Counter[tuple[str, str]]:
         """How often each container was answered, by pod and container."""

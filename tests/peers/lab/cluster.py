@@ -17,15 +17,7 @@ from typing import Final, TypeVar
 
 from tests.peers.lab.agents import lay_out_library
 from tests.peers.lab.api import Watched, watching
-from tests.peers.lab.control import (
-    CONTROLLERS,
-    EXTENDER,
-    NODE,
-    NODE_USER,
-    SCHEDULER,
-    free_ports,
-    open_control_plane,
-)
+from tests.peers.lab.control import NODE, free_ports, open_control_plane
 from tests.peers.lab.grants import WithGrants
 from tests.peers.lab.node import Kubelet, Runtime
 from tests.peers.lab.part import NodeSpace, hierarchies, is_removed
@@ -111,9 +103,7 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         runtime = Runtime(root, space)
         stack.push_async_callback(runtime.part.kill)
         plane = await stack.enter_async_context(open_control_plane(root, programs.folder, space))
-        for user in (NODE_USER, SCHEDULER, CONTROLLERS, EXTENDER):
-            plane.kubeconfig(user)
-        kubelet_part = Kubelet(root, programs.folder, space, plane.certificates.ca)
+        kubelet_part = Kubelet(root, programs.folder, space, plane)
         stack.push_async_callback(kubelet_part.part.kill)
         kubelet_part.configure(runtime.socket)
         ports = free_ports(3)

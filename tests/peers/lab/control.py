@@ -48,35 +48,19 @@ def write_tokens(path: Path) -> dict[str, str]:
     return tokens
 
 
-def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Path:
-    """A kubeconfig for one token at one server, readable by its owner; JSON is YAML too."""
-    name = "peers"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {"name": name, "cluster": {"server": server, "certificate-authority": str(authority)}}
-        ],
-        "users": [{"name": name, "user": {"token": token}}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-        "current-context": name,
-    }
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(document, indent=2))
-    return path
-
-
 # The lab's own certificate authority: what the API server shows, and signs tokens with.
 
 
 class Certificates:
-    """PEM files of a new authority that only their owner may read, in a folder that is made.
+    """PEM files of a new authority, in a folder that is made; only their owner may go there.
 
     `more` are names and addresses by which the server is called besides localhost and 127.0.0.1.
     """
 
     def __init__(self, folder: Path, *more: str) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        files = [folder / one for one in ("ca.crt", "server.crt", "server.key", "accounts.key")]
+        self.ca, self.cert, self.key, self.service_account_key = files
         authority = trustme.CA(organization_name="hami-agent lab")
         # The API server also goes to kubelets with it, for exec; a group is an organization there.
         serving = authority.issue_cert(
@@ -84,19 +68,13 @@ class Certificates:
             common_name="kube-apiserver",
             organization_name="system:masters",
         )
-        chain = b"".join(one.bytes() for one in serving.cert_chain_pems)
+        authority.cert_pem.write_to_path(self.ca)
+        for one in serving.cert_chain_pems:
+            one.write_to_path(self.cert, append=True)
+        serving.private_key_pem.write_to_path(self.key)
         # Any key will do to sign tokens of service accounts; its certificate is thrown away.
-        signing = authority.issue_cert("service-accounts").private_key_pem.bytes()
-        self.ca: Final = _written(folder / "ca.crt", authority.cert_pem.bytes())
-        self.cert: Final = _written(folder / "server.crt", chain)
-        self.key: Final = _written(folder / "server.key", serving.private_key_pem.bytes())
-        self.service_account_key: Final = _written(folder / "service-accounts.key", signing)
-
-
-def _written(path: Path, content: bytes) -> Path:
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_bytes(content)
-    return path
+        signing = authority.issue_cert("service-accounts")
+        signing.private_key_pem.write_to_path(self.service_account_key)
 
 
 # Free ports of the loopback interface, which stay free while a server is away.
@@ -260,8 +238,21 @@ class ControlPlane:
         return self.kubeconfig_for(user.replace(":", "-"), self.tokens[user])
 
     def kubeconfig_for(self, name: str, token: str) -> Path:
+        """A kubeconfig for one token, below `root`; JSON is YAML too."""
+        authority = str(self.certificates.ca)
+        cluster = {"server": self.server, "certificate-authority": authority}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "peers", "cluster": cluster}],
+            "users": [{"name": "peers", "user": {"token": token}}],
+            "contexts": [{"name": "peers", "context": {"cluster": "peers", "user": "peers"}}],
+            "current-context": "peers",
+        }
         path = self.root / f"{name}.kubeconfig"
-        return write_kubeconfig(path, self.server, self.certificates.ca, token)
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(document, indent=2))
+        return path
 
     def client(self, token: str) -> Api:
         """A client with a token. The caller closes it."""

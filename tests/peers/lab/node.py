@@ -25,7 +25,7 @@ from agent.wire.v1 import (
     PodResources,
     PodResourcesListerStub,
 )
-from tests.peers.lab.control import NODE, free_ports
+from tests.peers.lab.control import NODE, NODE_USER, ControlPlane, free_ports
 from tests.peers.lab.part import NodeSpace, Part, until, until_answer
 
 _DEADLINE: Final = 5.0
@@ -82,15 +82,19 @@ _NO_ANSWER: Final = (OSError, GRPCError, StreamTerminatedError)
 class Kubelet:
     """One kubelet; its directory is `root`/kubelet outside and /var/lib/kubelet inside."""
 
-    def __init__(self, root: Path, binaries: Path, space: NodeSpace, authority: Path) -> None:
+    def __init__(self, root: Path, binaries: Path, space: NodeSpace, plane: ControlPlane) -> None:
         self.plugins: Final = root / "kubelet" / "device-plugins"
         self.pod_resources: Final = root / "kubelet" / "pod-resources" / "kubelet.sock"
         self.resources: Final = PodResourcesClient(self.pod_resources)
         self._root = root
-        self._authority = authority
-        config, kubeconfig = root / "kubelet.json", root / f"system-node-{NODE}.kubeconfig"
+        self._authority = plane.certificates.ca
+        config = root / "kubelet.json"
         command = (
-            *(str(binaries / "kubelet"), f"--config={config}", f"--kubeconfig={kubeconfig}"),
+            *(
+                str(binaries / "kubelet"),
+                f"--config={config}",
+                f"--kubeconfig={plane.kubeconfig(NODE_USER)}",
+            ),
             *(f"--hostname-override={NODE}", "--node-ip=127.0.0.1"),
             *("--cert-dir=/var/lib/kubelet/pki", "--v=2"),
         )

@@ -230,21 +230,15 @@ class NodeUnderTest(ABC):
     async def until_gone(self, name: str) -> None:
         await self.until(lambda: self.pod(name) is None, f"pod {name} stays")
 
-    def told(self, name: str) -> Object:
-        """The status of a pod, empty while the API server does not have it."""
-        found: Object = (self.pod(name) or {}).get("status", {})
-        return found
-
     def conditions(self, name: str) -> Mapping[str, str]:
-        return {one["type"]: one["status"] for one in self.told(name).get("conditions", ())}
+        status = (self.pod(name) or {}).get("status", {})
+        return {one["type"]: one["status"] for one in status.get("conditions", ())}
 
     def container_status(self, name: str, container: str = "main") -> Object:
         """What is told of a container, empty before the kubelet has told something."""
-        kinds = (
-            self.told(name).get(kind) for kind in ("containerStatuses", "initContainerStatuses")
-        )
-        found = (one for kind in kinds for one in kind or () if one["name"] == container)
-        return next(found, {})
+        status = (self.pod(name) or {}).get("status", {})
+        found = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+        return next((one for one in found if one["name"] == container), {})
 
     def state(self, name: str, container: str = "main") -> Object:
         found: Object = self.container_status(name, container).get("state", {})

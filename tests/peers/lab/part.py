@@ -225,11 +225,6 @@ class Part:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    @property
-    def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives or before it was started."""
-        return None if self._process is None else self._process.returncode
-
     async def start(self) -> None:
         """Start it; its words go to the end of its log."""
         if self.is_alive:
@@ -249,30 +244,21 @@ class Part:
             )
         self.pid = await child_of(process.pid) if space else process.pid
 
-    async def stop(self, within: float = STOP) -> int | None:
-        """SIGTERM, then SIGKILL; its exit code, or None if it was never started."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return self.code
-        self.send(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(within):
-                return await process.wait()
-        except TimeoutError:
-            await self.kill()
-        return self.code
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL. Nothing happens if it does not live."""
+        if self._process is not None and self.is_alive:
+            self.send(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP):
+                    await self._process.wait()
+            except TimeoutError:
+                await self.kill()
 
     async def kill(self) -> None:
         if self._process is not None and self.is_alive:
             self.send(signal.SIGKILL)
             self.thaw()  # who waits for a frozen one is frozen too
             await self._process.wait()
-
-    async def wait(self) -> int:
-        """Its exit code, once it has ended. The deadline is the caller's."""
-        if self._process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return await self._process.wait()
 
     def freeze(self) -> None:
         """SIGSTOP: it holds its sockets and answers nobody."""
@@ -297,20 +283,16 @@ class Part:
             else:
                 os.killpg(self._process.pid, number)  # never group 0, which is the tests' own
 
-    def said(self) -> str:
-        return self._text().decode(errors="replace")
-
-    def said_since_start(self) -> str:
-        """What it said since it was started last."""
-        return self._text()[self._begin :].decode(errors="replace")
-
-    def _text(self) -> bytes:
-        return self.log.read_bytes() if self.log.exists() else b""
+    def said(self, *, since_start: bool = False) -> str:
+        """All that it ever said, or since it was started last."""
+        text = self.log.read_bytes() if self.log.exists() else b""
+        return text[self._begin if since_start else 0 :].decode(errors="replace")
 
     def tail(self, lines: int = 15) -> str:
         """Its last words, for whoever has to find out why."""
         last = "\n".join(f"  {line[:300]}" for line in self.said().splitlines()[-lines:])
-        state = "alive" if self.is_alive else f"ended with {self.code}"
+        ended = self._process and f"ended with {self._process.returncode}"
+        state = "alive" if self.is_alive else ended
         return f"{self.name} ({state}):\n{last}"
 
 

@@ -145,7 +145,7 @@ def lay_out_placing(plane: ControlPlane, ports: list[int]) -> None:
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "leaderElection": {"leaderElect": False},
-        "clientConnection": {"kubeconfig": str(_kubeconfig(plane, SCHEDULER))},
+        "clientConnection": {"kubeconfig": str(plane.kubeconfig(SCHEDULER))},
         "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": HAMI_SCHEDULER}],
         "extenders": [extender],
     }
@@ -170,7 +170,7 @@ def placing_parts(
     )
     controllers = (
         str(binaries / "kube-controller-manager"),
-        f"--kubeconfig={_kubeconfig(plane, CONTROLLERS)}",
+        f"--kubeconfig={plane.kubeconfig(CONTROLLERS)}",
         *("--use-service-account-credentials", "--leader-elect=false"),
         f"--service-account-private-key-file={files.service_account_key}",
         *(f"--root-ca-file={files.ca}", "--bind-address=127.0.0.1", f"--secure-port={ports[2]}"),
@@ -185,7 +185,7 @@ def placing_parts(
 def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: int) -> Part:
     """Our model of HAMi's scheduler, or HAMi's own if there is one."""
     files, logs = plane.certificates, plane.root / "logs"
-    kubeconfig, address = _kubeconfig(plane, EXTENDER), f"127.0.0.1:{port}"
+    kubeconfig, address = plane.kubeconfig(EXTENDER), f"127.0.0.1:{port}"
     command: tuple[str, ...]
     if programs.hami_scheduler is None:
         command = (
@@ -221,10 +221,6 @@ async def register_webhook(plane: ControlPlane, port: int) -> None:
     }
     body = {"metadata": {"name": "hami-webhook"}, "webhooks": [webhook]}
     await plane.admin.create(_WEBHOOKS, body)
-
-
-def _kubeconfig(plane: ControlPlane, user: str) -> Path:
-    return plane.root / f"{user.replace(':', '-')}.kubeconfig"
 
 
 # What HAMi's scheduler has read of the Node, as far as it lets others see that.

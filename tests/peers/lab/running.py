@@ -95,9 +95,10 @@ class Running:
         It reports as this cluster's scheduler reads, and reads HAMi's device-config.yaml as that
         does, unless the flags say otherwise.
         """
-        kubeconfig = self.plane.root / f"{user.replace(':', '-')}.kubeconfig"
         if user == ACCOUNT:
             kubeconfig = self.plane.kubeconfig_for("account", await account_token(self.api))
+        else:
+            kubeconfig = self.plane.kubeconfig(user)
         hamis = ("--device-config", str(device_config(self.plane)))
         command = (
             *(sys.executable, "-m", "agent", "run", "--node-name", NODE, "--simulate", "h100:8"),
