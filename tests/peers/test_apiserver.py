@@ -255,15 +255,6 @@ async def test_a_node_and_its_status_are_patched_apart(server: Server) -> None:
     assert {"x.com/y": "5"} == node["status"]["capacity"]
 
 
-async def test_a_node_releases_a_lock_only_if_it_knows_its_value(server: Server) -> None:
-    await server.admin.patch(NODE_PATH, marks(**{LOCK: "mine"}))
-    for value, code, is_held in (("yours", 422, True), ("mine", 200, False), ("mine", 422, False)):
-        release = operations(f"test {ESCAPED} {value}", f"remove {ESCAPED}")
-        answer = await server.node.ask("PATCH", NODE_PATH, release, kind=JSON_PATCH)
-        left = (await server.node.get(NODE_PATH))["metadata"].get("annotations") or {}
-        assert (code, is_held) == (answer.code, LOCK in left)
-
-
 async def test_the_right_uid_and_version_let_a_patch_pass_once(server: Server) -> None:
     status = f"{await a_pod(server, 'held')}/status"
     held = (await server.admin.get(status))["metadata"]
@@ -338,20 +329,6 @@ async def now(server: Server) -> str:
 def seen(name: str, node: str, **more: object) -> Object:
     found = {"kind": "Pod", "name": name, "node": node, "phase": "Pending", **more}
     return {key: value for key, value in found.items() if value}
-
-
-async def test_a_watch_without_a_version_begins_with_all(server: Server) -> None:
-    for name in ("b", "a"):
-        await a_pod(server, f"begin-{name}", "begin")
-    # The beginning comes from a cache, and this list from it once it has both.
-    await server.admin.get(f"{ALL_PODS}?resourceVersion={await now(server)}")
-
-    async with server.admin.watch(ALL_PODS, **on("begin")) as events:
-        first = [told(event) for event in await events.take(2)]
-        await a_pod(server, "begin-c", "begin")
-        later = [told(event) for event in await events.take(1)]
-
-    assert [("ADDED", seen(f"begin-{name}", "begin")) for name in "abc"] == first + later
 
 
 async def test_a_watch_goes_on_after_the_version_of_a_list(server: Server) -> None:

@@ -124,7 +124,7 @@ async def test_while_an_allocate_is_held_nothing_else_is_admitted(node, plugin):
         await node.until_phase(name, "Running")
 
 
-# What a plugin's lists make of its resource: the model and the real kubelet alike.
+# What a plugin's lists make of its resource.
 
 
 async def ids(node) -> list[str]:
@@ -181,7 +181,7 @@ def nodes_of(entry) -> int | None:
     return None if entry.topology is None else entry.topology.nodes[0].id
 
 
-# Ids that a pod uses again, and what is preferred: the model and the real kubelet alike.
+# Ids that a pod uses again, and what is preferred.
 
 
 async def prefer(node, plugin) -> None:

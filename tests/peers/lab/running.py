@@ -5,7 +5,6 @@ import contextlib
 import json
 import shutil
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.peers.lab.control import (
     counted,
 )
 from tests.peers.lab.node import Kubelet, Runtime
-from tests.peers.lab.part import Ended, NodeSpace, Part, run_program, until, until_answer
+from tests.peers.lab.part import Ended, NodeSpace, Part, run_program, until_answer
 from tests.peers.lab.placing import Reading, Release, device_config
 
 ACCOUNT: Final = "system:serviceaccount:kube-system:hami-agent"
@@ -47,8 +46,6 @@ _RBAC: Final = {
 }
 
 
-_AT_REST: Final = ("report.written", "pods.listed")
-"""What an agent has done with the start that asks the API server."""
 _VERB: Final = 60.0
 """Seconds until a verb is taken to hang; on a quiet machine it takes one."""
 
@@ -73,11 +70,6 @@ class Running:
     @property
     def api(self) -> Api:
         return self.plane.admin
-
-    @property
-    def agent(self) -> Agent:
-        """The agent that was started last. Raises IndexError: none was."""
-        return self.agents[-1]
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -171,26 +163,6 @@ class Running:
         }
         command = (sys.executable, "-m", "agent", *words)
         return await run_program(*command, environment=environment, within=_VERB)
-
-    async def mark_of_rest(self) -> int:
-        """A mark in the audit log behind the agent's register annotation and its list of the pods.
-
-        A watch shows a write before the log does; what the writer has an answer to is in both.
-        """
-        agent = self.agent
-        await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
-        return self.plane.audit.mark()
-
-    async def asked_since(self, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
-        """What the agent has asked since a mark, once that includes what is wanted."""
-        found: list[Asked] = []
-
-        async def is_told() -> bool:
-            found[:] = self.plane.audit.since(mark, user)
-            return counted(found) >= wanted
-
-        await until_answer(is_told, 10.0, lambda: f"{wanted} is not there: {found}")
-        return found
 
     # The Node as API server and kubelet show it.
 
@@ -339,11 +311,6 @@ _FORBIDDEN: Final = 403
 
 def refused(requests: list[Asked]) -> list[Asked]:
     return [one for one in requests if one.code == _FORBIDDEN]
-
-
-def of_pods(count: int) -> Counter[str]:
-    """What so many pods cost: two writes, and a look before the answer."""
-    return Counter(dict.fromkeys(("get pods", "patch pods/status", "patch nodes"), count))
 
 
 # What deploy/ grants the agent's account.
