@@ -23,7 +23,7 @@ from tests.peers.lab.nodes import NodeUnderTest, ProbePlugin, RealNode, open_mod
 from tests.peers.lab.placing import MODEL, Programs, Release, release_of
 from tests.peers.lab.running import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
-from tests.peers.lab.table import Table, age_of
+from tests.peers.lab.table import Table
 from tests.released import released
 
 HERE = Path(__file__).parent
@@ -211,9 +211,11 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def agent(cluster: Cluster, table: Table) -> Agent:
     """An agent as the node's own user, which has registered its 80 slices."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     made = await cluster.start_agent()
     await cluster.until_allocatable(80, 30.0)
-    table.add("agent started → 80 slices in PodResources", age_of(made.part.pid), 1.0)
+    table.add("agent started → 80 slices in PodResources", loop.time() - began, 1.0)
     await cluster.nodes.until(cluster.is_sharing, 30.0, "no slices on the Node")
     return made
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 import agent
 from agent.sandbox.hardware_talk import HardwareRequest, ask
@@ -61,12 +60,6 @@ class Agent:
             return (await self.page("/readyz"))[0] == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
-
-    async def readings(self) -> dict[str, float]:
-        """The metrics without labels."""
-        families = text_string_to_metric_families((await self.page("/metrics"))[1])
-        samples = [sample for family in families for sample in family.samples]
-        return {sample.name: sample.value for sample in samples if not sample.labels}
 
 
 def _lines(said: str) -> Iterator[Mapping[str, Any]]:

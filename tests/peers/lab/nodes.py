@@ -19,7 +19,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
+from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, decode
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.store import ObjectStore
@@ -329,16 +329,6 @@ class NodeUnderTest(ABC):
     @property
     def checkpoint_path(self) -> Path:
         return self.plugins / FILE_NAME
-
-    async def until_recorded(self, holds: Callable[[Checkpoint], object]) -> None:
-        """Return once the records say so, which are written after the list was shown."""
-
-        def is_written() -> bool:
-            with contextlib.suppress(CheckpointError, FileNotFoundError):
-                return bool(holds(self.checkpoint()))
-            return False
-
-        await until(is_written, WITHIN, lambda: "the records do not say so")
 
     def checkpoint(self) -> Checkpoint:
         return decode(self.checkpoint_path.read_bytes())

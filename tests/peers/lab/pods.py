@@ -86,16 +86,6 @@ def stray(pod: Object) -> Object:
     }
 
 
-def telling_to(directory: Path, pod: Object) -> Object:
-    """The same pod, each of whose containers writes its environment and mounts to `directory`."""
-    spec: dict[str, Any] = dict(pod["spec"])
-    for kind in ("containers", "initContainers"):
-        if kind in spec:
-            spec[kind] = [_telling(pod["metadata"]["name"], one) for one in spec[kind]]
-    volume = {"name": "tell", "hostPath": {"path": str(directory), "type": "DirectoryOrCreate"}}
-    return {**pod, "spec": {**spec, "volumes": [*spec.get("volumes", ()), volume]}}
-
-
 def _telling(pod: str, container: Object) -> Object:
     *start, script = container["command"]
     tell = _TELL.format(f"{pod}.{container['name']}")
@@ -172,13 +162,6 @@ class WithPods(Running):
         """The annotations of a pod as they are now; empty while the pod is not there."""
         return notes_of(self.pods.objects.get(key(name), {"metadata": {}}))
 
-    def is_settled(self, name: str) -> bool:
-        """Whether HAMi's annotations say that every container of a pod was served."""
-        notes = self.annotations_of(name)
-        left = notes.get(annotations.TO_ALLOCATE, "")
-        done = notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
-        return done and not left.strip(";")
-
     def lives_of(self, names: Iterable[str]) -> dict[str, Mapping[str, PodLife]]:
         return {name: lives(self.as_seen(name)) for name in names}
 
@@ -229,12 +212,17 @@ class WithPods(Running):
         return self.status_of(name)
 
     async def until_settled(self, *names: str, within: float = 25.0) -> None:
-        """Return once all are settled and the node's lock is free. Raises TimeoutError."""
-        await self.pods.until(
-            lambda: all(self.is_settled(name) for name in names),
-            within,
-            "bind-phase success and nothing left to allocate",
-        )
+        """Return once all were served, by HAMi's annotations, and the node's lock is free."""
+
+        def are_settled() -> bool:
+            noted = [*map(self.annotations_of, names)]
+            return all(
+                notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
+                and not notes.get(annotations.TO_ALLOCATE, "").strip(";")
+                for notes in noted
+            )
+
+        await self.pods.until(are_settled, within, "bind-phase success and nothing left")
         await self.until_unlocked(within)
 
     async def delete(self, name: str, grace: int | None = None) -> None:
@@ -255,9 +243,19 @@ class WithPods(Running):
         }
 
     def telling(self, pod: Object) -> Object:
-        """The same pod, which tells of its inside; what its namesake told is forgotten."""
-        self.forget_told(name_of(pod))
-        return telling_to(self.told_directory(), pod)
+        """The same pod, each of whose containers writes its environment and mounts to a directory.
+
+        What its namesake told is forgotten.
+        """
+        for file in self.told_directory().glob(f"{name_of(pod)}.*"):
+            file.unlink()
+        spec: dict[str, Any] = dict(pod["spec"])
+        for kind in ("containers", "initContainers"):
+            if kind in spec:
+                spec[kind] = [_telling(name_of(pod), one) for one in spec[kind]]
+        where = {"path": str(self.told_directory()), "type": "DirectoryOrCreate"}
+        volume = {"name": "tell", "hostPath": where}
+        return {**pod, "spec": {**spec, "volumes": [*spec.get("volumes", ()), volume]}}
 
     def a_telling_pod(self, name: str, *, gpus: int = 1, memory: int = 3000) -> Object:
         """A pod of one container, which tells; as in `a_container`."""
@@ -265,11 +263,6 @@ class WithPods(Running):
 
     def told_directory(self) -> Path:
         return self.root / "told"
-
-    def forget_told(self, name: str) -> None:
-        """Remove what a pod told: it may tell again."""
-        for file in self.told_directory().glob(f"{name}.*"):
-            file.unlink()
 
     async def until_told(self, *names: str, within: float = PATIENCE) -> None:
         """Return once every container of those telling pods has told. Raises TimeoutError."""
@@ -348,12 +341,8 @@ def wall() -> float:
 
 
 def agent_said(agent: Agent, event: str, since: float) -> list[float]:
-    return [stamp for _, stamp in agent_stamps(agent, event) if stamp >= since]
-
-
-def agent_stamps(agent: Agent, event: str) -> list[tuple[Mapping[str, Any], float]]:
-    """The agent's log lines of an event, each with its stamp in Unix seconds."""
-    return [(one, unix(one["ts"])) for one in agent.events(event)]
+    """When the agent logged an event after a moment, in Unix seconds."""
+    return [stamp for one in agent.events(event) if (stamp := unix(one["ts"])) >= since]
 
 
 def unix(text: str) -> float:
