@@ -10,7 +10,7 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from agent.kit.timing import SystemClock
 from agent.kube.objects import EventSeries, event_object
 from tests.chart.lab.helm import CHART, Helm
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.api import JSON_PATCH, STRATEGIC, Answer, Api, Object, notes_of
+from tests.peers.lab.api import JSON_PATCH, STRATEGIC, Api, Object, notes_of
 from tests.peers.lab.cluster import kept
 from tests.peers.lab.control import ADMIN, NODE, NODE_PATH, ControlPlane, counted
 from tests.peers.lab.part import run_program, until_answer
@@ -105,11 +105,6 @@ def an_event(name: str, host: str, pod: str = OWN_POD) -> Object:
     return {**found, "metadata": {"name": name, "namespace": "default"}}
 
 
-def _is_of_policy(answer: Answer) -> bool:
-    """Whether a policy refused: where a right is not known yet, the refusal is another one."""
-    return "ValidatingAdmissionPolicy" in answer.told[2]
-
-
 @contextlib.asynccontextmanager
 async def open_guarded(binaries: Path, helm: Helm) -> AsyncIterator[Guarded]:
     """Returns once rights and policies are in force. Raises TimeoutError: they are not."""
@@ -126,20 +121,18 @@ async def open_guarded(binaries: Path, helm: Helm) -> AsyncIterator[Guarded]:
         stack.push_async_callback(job.close)
         for node in (NODE_PATH, f"{NODES}/{OTHER_NODE}"):
             await admin.patch(f"{node}/status", conditions(("Ready", "True")), STRATEGIC)
-        asked: list[Callable[[], Awaitable[Answer]]] = [
-            lambda: agent.ask("PATCH", f"{NODES}/{OTHER_NODE}?dryRun=All", marks(seen="1")),
-            lambda: agent.ask("PATCH", f"{PODS}/{OTHER_POD}/status?dryRun=All", marks(seen="1")),
-            lambda: agent.ask("POST", f"{EVENTS}?dryRun=All", an_event("probe", OTHER_NODE)),
-            lambda: job.ask("PATCH", f"{NODES}/{OTHER_NODE}?dryRun=All", marks(seen="1")),
-            lambda: job.ask("PATCH", f"{NODE_PATH}/status?dryRun=All", marks(seen="1")),
-        ]
-        degraded = conditions(("GpuDegraded", "True"))
+        patched = f"{NODES}/{OTHER_NODE}", f"{PODS}/{OTHER_POD}/status", f"{NODE_PATH}/status"
+        refused = [(agent, "POST", EVENTS, an_event("probe", OTHER_NODE))]
+        refused += [(agent, "PATCH", path, marks(seen="1")) for path in patched[:2]]
+        refused += [(job, "PATCH", path, marks(seen="1")) for path in patched[::2]]
 
         async def is_in_force() -> bool:
-            told = await agent.ask(
-                "PATCH", f"{NODE_PATH}/status?dryRun=All", degraded, kind=STRATEGIC
-            )
-            return told.code < 300 and all([_is_of_policy(await ask()) for ask in asked])
+            """Where a right is not known yet, the refusal is not a policy's."""
+            degraded, path = conditions((GPU_DEGRADED, "True")), f"{patched[2]}?dryRun=All"
+            allowed = await agent.ask("PATCH", path, degraded, kind=STRATEGIC)
+            told = [await who.ask(how, f"{at}?dryRun=All", what) for who, how, at, what in refused]
+            of_policies = ["ValidatingAdmissionPolicy" in one.told[2] for one in told]
+            return allowed.code < 300 and all(of_policies)
 
         await until_answer(is_in_force, IN_FORCE, lambda: "the policies are not in force")
         yield Guarded(plane, admin, agent, server.account, job)
