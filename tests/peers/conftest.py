@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -60,12 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(f"HAMi {release}: {why}"))
     on_real_time(items, HERE, 120, one_loop=True)
     # A worker that began a long module last would be at it when all others are done.
-    longest: dict[Path, float] = {}
+    longest = Counter[Path]()
     for item in items:
         if item.path.parent == HERE:
             (seconds,) = next(item.iter_markers("timeout")).args
-            longest[item.path] = max(seconds, longest.get(item.path, 0))
-    items.sort(key=lambda item: -longest.get(item.path, 0))
+            longest[item.path] = max(seconds, longest[item.path])
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def is_tried(item: pytest.Item, *, real: bool) -> bool:

@@ -141,8 +141,6 @@ async def open_guarded(binaries: Path, helm: Helm) -> AsyncIterator[Guarded]:
 OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
 OTHER_PATH, STATUS = f"{NODES}/{OTHER_NODE}", f"{NODE_PATH}/status"
 REPORT = (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)
-TOLD = 30.0
-ENDS = 60.0
 
 NOT_WRITTEN = "the agent may not write this annotation of a Node"
 OWN_EVENTS_ONLY = "the agent may write Events of its own only"
@@ -403,7 +401,7 @@ async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end
     async def has_asked_twice():
         return counted(plane.audit.since(mark, ADMIN, "hami-agent-uninstall"))["list pods"] > 1
 
-    await until_answer(has_asked_twice, ENDS, lambda: "nobody waits for the agent's pod")
+    await until_answer(has_asked_twice, IN_FORCE, lambda: "nobody waits for the agent's pod")
     assert before == await left(guarded, OTHER_PATH)
     await admin.delete(f"{SYSTEM_PODS}/hami-agent-x", grace=0)
     (await verb).succeeded()
@@ -417,7 +415,7 @@ async def test_the_documented_commands_wait_for_an_agent_clean_all_nodes_and_end
         answers = [await guarded.job.ask(*one) for one in asked]
         return [403, 403] == [one.code for one in answers]
 
-    await until_answer(is_powerless, ENDS, lambda: "the account has its rights")
+    await until_answer(is_powerless, IN_FORCE, lambda: "the account has its rights")
 
 
 # The agent itself, confined in a whole cluster.
@@ -485,4 +483,4 @@ async def until_asked(cluster, mark, wanted):
     async def is_asked():
         return wanted in counted(cluster.plane.audit.since(mark, ACCOUNT))
 
-    await until_answer(is_asked, TOLD, lambda: f"the agent asked for no {wanted}")
+    await until_answer(is_asked, IN_FORCE, lambda: f"the agent asked for no {wanted}")

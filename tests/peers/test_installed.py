@@ -191,8 +191,8 @@ async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIter
         library = cluster.root / "hami.tar"
         _write_hami(library)
         for one in (library, archive):
-            await cluster.runtime.load(one)
-        await cluster.runtime.tag(f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
+            await cluster.runtime.images("import", str(one))
+        await cluster.runtime.images("tag", f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
         await cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"gpu": "on"}}})
         found = _entries(cluster) - {"/usr/local/vgpu"}
         both = {"helm": tools / "helm", "kubectl": programs.folder / "kubectl"}
@@ -315,7 +315,7 @@ async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):
 
 async def test_the_process_has_what_the_chart_says_and_pods_what_the_scheduler_gave(site, table):
     cluster, (pod,) = site.cluster, site.agents
-    (pid,) = processes(lives(pod)["agent"].id)
+    (pid,) = processes(lives(pod)["agent"])
     status = status_of(pid)
 
     assert ["0", "0", "0", "0"] == status["Uid"].split()

@@ -10,7 +10,6 @@ import aiohttp
 
 import agent
 from agent.sandbox.hardware_talk import HardwareRequest, ask
-from agent.sandbox.lab.cluster import place_library
 from tests.peers.lab.part import Part, until
 
 _DEADLINE: Final = aiohttp.ClientTimeout(total=5.0)
@@ -67,10 +66,3 @@ def _lines(said: str) -> Iterator[Mapping[str, Any]]:
     for text in said.splitlines():
         if text.startswith("{") and text.endswith("}"):
             yield json.loads(text)
-
-
-def lay_out_library(root: Path) -> None:
-    """What HAMi's installer leaves on a node, below a directory that stands for /usr/local."""
-    directory = root / "vgpu"
-    directory.mkdir(parents=True)
-    place_library(directory, Path("/usr/local"))

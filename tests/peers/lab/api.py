@@ -140,14 +140,6 @@ class Api:
                 raise RefusedError(Answer(answer.status, answer.headers, await answer.json()))
             yield WatchEvents(answer)
 
-    async def is_ready(self) -> bool:
-        """Whether the server says that it is."""
-        try:
-            async with asyncio.timeout(2.0), self._session.get("/readyz") as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, OSError):
-            return False
-
 
 class WatchEvents:
     """The events of a watch, one by one."""

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tests.peers.lab.agents import lay_out_library
+from agent.sandbox.lab.cluster import place_library
 from tests.peers.lab.api import Watched, watching
 from tests.peers.lab.control import NODE, free_ports, open_control_plane
 from tests.peers.lab.grants import WithGrants
@@ -99,7 +99,9 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         space = NodeSpace(root)
         stack.push_async_callback(space.close)
         await space.open()
-        lay_out_library(space.view / "usr" / "local")
+        hook = space.view / "usr" / "local" / "vgpu"
+        hook.mkdir(parents=True)
+        place_library(hook, Path("/usr/local"))
         runtime = Runtime(root, space)
         stack.push_async_callback(runtime.part.kill)
         plane = await stack.enter_async_context(open_control_plane(root, programs.folder, space))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import msgspec
 import trustme
 
@@ -262,17 +263,12 @@ class ControlPlane:
         await until_answer(self._is_ready, READY, self._last_words)
 
     async def _is_ready(self) -> bool:
-        with contextlib.suppress(RefusedError):
-            return await self.admin.is_ready() and bool(await self.admin.get(_DEFAULT))
+        with contextlib.suppress(aiohttp.ClientError, OSError, RefusedError):
+            return bool(await self.admin.get("/readyz") and await self.admin.get(_DEFAULT))
         return False
 
     def _last_words(self) -> str:
         return "kube-apiserver is not ready\n" + "\n".join(part.tail() for part in self.parts)
-
-    async def stop(self) -> None:
-        await self.admin.close()
-        await self.apiserver.stop()
-        await self.etcd.stop()
 
 
 @contextlib.asynccontextmanager
@@ -331,7 +327,9 @@ async def open_control_plane(
         await plane.until_ready()
         yield plane
     finally:
-        await plane.stop()
+        await plane.admin.close()
+        await plane.apiserver.stop()
+        await plane.etcd.stop()
 
 
 def _services(port: int) -> tuple[str, str]:

@@ -5,7 +5,6 @@ Only telling pods say what they saw; see lab/pods.py.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from agent.ledger import Row
@@ -25,14 +24,8 @@ _HOOK: Final = "/usr/local/vgpu"
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-@dataclass(frozen=True, slots=True)
-class Mounted:
-    """What lies at a place inside; `source` is a path on the file system of /usr/local."""
-
-    source: str
-    read_only: bool
-
-
+Mounted = tuple[str, bool]
+"""What lies at a place inside, as a path below /usr/local, and whether it is read-only."""
 Inside = dict[str, tuple[dict[str, str], dict[str, Mounted]]]
 """By container, the variables and the mounts that a grant decides."""
 
@@ -80,14 +73,14 @@ def expected_environment(given: Sequence[Share], gpus: Sequence[str]) -> dict[st
 
 def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dict[str, Mounted]:
     """The mounts of a container with a GPU; `controlled` False: it wants no HAMi-core."""
-    own = Mounted(f"/vgpu/containers/{uid}_{container}", read_only=False)
+    own = (f"/vgpu/containers/{uid}_{container}", False)
     found = {
         _HOOK: own,
-        f"{_HOOK}/libvgpu.so": Mounted("/vgpu/libvgpu.so", read_only=True),
+        f"{_HOOK}/libvgpu.so": ("/vgpu/libvgpu.so", True),
         "/tmp/vgpulock": own,  # noqa: S108 -- libvgpu.so's
     }
     if controlled:
-        found["/etc/ld.so.preload"] = Mounted("/vgpu/ld.so.preload", read_only=True)
+        found["/etc/ld.so.preload"] = ("/vgpu/ld.so.preload", True)
     return found
 
 
@@ -117,12 +110,12 @@ class WithGrants(WithPods):
         """What a container saw mounted from the hook path or at one of HAMi's places."""
         lines = (self.told_directory() / f"{pod}.{container}.mounts").read_text().splitlines()
         fields = (line.split(" ") for line in lines)
-        found = {one[4]: Mounted(one[3], "ro" in one[5].split(",")) for one in fields}
+        found = {one[4]: (one[3], "ro" in one[5].split(",")) for one in fields}
         places = expected_mounts("", "")
         return {
             place: mounted
             for place, mounted in found.items()
-            if place in places or mounted.source.startswith("/vgpu")
+            if place in places or mounted[0].startswith("/vgpu")
         }
 
     def expected_inside(self, name: str) -> Inside:

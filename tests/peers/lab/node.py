@@ -314,17 +314,10 @@ class Runtime:
         for name, script in ((_PAUSE, ("-c", FOREVER)), (BUSYBOX, ())):
             path = self._root / "image.tar"
             write_busybox(path, name, ("/bin/sh", *script))
-            await self.load(path)
+            await self.images("import", str(path))
 
-    async def load(self, archive: Path) -> None:
-        """Hand an archive of an image over. Raises RuntimeError: it is refused."""
-        await self._image("import", str(archive))
-
-    async def tag(self, name: str, other: str) -> None:
-        """Give an image that is there a second name. Raises RuntimeError: it is refused."""
-        await self._image("tag", name, other)
-
-    async def _image(self, *arguments: str) -> None:
+    async def images(self, *arguments: str) -> None:
+        """`ctr images import ARCHIVE`, or another command. Raises RuntimeError: it is refused."""
         code, words = await self._ctr("--namespace", "k8s.io", "images", *arguments)
         if code:
             raise RuntimeError(f"containerd refused to {' '.join(arguments)}: {words}")

@@ -4,7 +4,6 @@ import asyncio
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,14 +100,6 @@ PATIENCE: Final = 40.0
 """Seconds for what takes two or three on a quiet machine, a scheduler's second try included."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodLife:
-    """One container as the API shows it: a new id or count means that it was started again."""
-
-    id: str
-    restarts: int
-
-
 def key(name: str) -> str:
     return f"{NAMESPACE}/{name}"
 
@@ -128,13 +119,10 @@ def is_up(pod: Object) -> bool:
     return ready or phase_of(pod) == "Succeeded"
 
 
-def lives(pod: Object) -> Mapping[str, PodLife]:
+def lives(pod: Object) -> Mapping[str, str]:
+    """The ids of the containers of a pod that run; one that is started again has a new id."""
     found = pod.get("status", {}).get("containerStatuses") or []
-    return {
-        one["name"]: PodLife(one["containerID"], one["restartCount"])
-        for one in found
-        if "running" in one["state"]
-    }
+    return {one["name"]: str(one["containerID"]) for one in found if "running" in one["state"]}
 
 
 def containers_of(pod: Object) -> list[Object]:
@@ -162,7 +150,7 @@ class WithPods(Running):
         """The annotations of a pod as they are now; empty while the pod is not there."""
         return notes_of(self.pods.objects.get(key(name), {"metadata": {}}))
 
-    def lives_of(self, names: Iterable[str]) -> dict[str, Mapping[str, PodLife]]:
+    def lives_of(self, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
         return {name: lives(self.as_seen(name)) for name in names}
 
     async def create(self, *pods: Object) -> float:

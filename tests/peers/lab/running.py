@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -286,22 +286,13 @@ def _version(item: Object) -> int:
 
 async def account_token(api: Api) -> str:
     """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights."""
-    for document in _account_manifests():
-        path = _RBAC[document["kind"]]
-        present = {item["metadata"]["name"] for item in (await api.get(path))["items"]}
-        if document["metadata"]["name"] not in present:
-            await api.create(path, document)
+    for file in sorted(_MANIFESTS.glob("*.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            if path := _RBAC.get(document["kind"]):
+                await api.ask("POST", path, document)  # it may be there
     path = f"{_RBAC['ServiceAccount']}/hami-agent/token"
-    review = await api.create(path, {"spec": {"expirationSeconds": 3600}})
-    token: str = review["status"]["token"]
+    token: str = (await api.create(path, {"spec": {"expirationSeconds": 3600}}))["status"]["token"]
     return token
-
-
-def _account_manifests() -> Iterator[dict[str, dict[str, str]]]:
-    for path in sorted(_MANIFESTS.glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            if document["kind"] in _RBAC:
-                yield document
 
 
 # What agents may ask of the API server, and asked.
