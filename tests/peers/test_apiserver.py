@@ -255,18 +255,6 @@ async def test_a_node_and_its_status_are_patched_apart(server: Server) -> None:
     assert {"x.com/y": "5"} == node["status"]["capacity"]
 
 
-async def test_the_right_uid_and_version_let_a_patch_pass_once(server: Server) -> None:
-    status = f"{await a_pod(server, 'held')}/status"
-    held = (await server.admin.get(status))["metadata"]
-    metadata = {key: held[key] for key in ("uid", "resourceVersion")}
-    body = {"metadata": metadata | {"annotations": {"a": "1"}}}
-
-    patched = await server.admin.patch(status, body)
-
-    assert {"a": "1"} == patched["metadata"]["annotations"]
-    assert CONFLICT == await server.admin.refused("PATCH", status, body)
-
-
 # Created, bound, deleted.
 
 

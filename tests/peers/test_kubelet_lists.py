@@ -9,11 +9,10 @@ from tests.fakes.plugin import a_device, answer
 from tests.peers.lab.nodes import first
 from tests.peers.lab.part import because
 
-# Which ids a container gets and what the plugin is asked: the model and the real kubelet alike.
+# Which ids a container gets and what the plugin is asked.
 #
 # Only the model is tried on what a real kubelet shows after hours or with two NUMA nodes: hints of
-# the topology manager, and a resource that is gone after its five minutes. How answers of several
-# resources are merged into a container is left to tests of the agent's own containers.
+# the topology manager, and a resource that is gone after its five minutes.
 
 TEXT = "test refusal, second sentence. [HA-3f9c]"
 REFUSED = GRPCError(Status.FAILED_PRECONDITION, TEXT)
