@@ -37,6 +37,7 @@ from agent.settings.reading import Sources, make_plan
 from agent.status import GpuStatus, LockStatus, NodeStatus, StatusDocument
 from tests.builders import NODE, NOON, a_gpu
 from tests.fakes.explain_rig import a_gpu as a_registered
+from tests.unit.rows import rows_of
 
 KUBELET = Finding("P-KUBELET", "wrong", "/k", "no socket", "start it")
 OFFER = Finding("P-OFFER", "wrong", "n", "0, not 20", "look")
@@ -101,15 +102,15 @@ def test_every_required_check_must_hold_and_the_others_degrade():
     assert not is_ready([GOOD, BAD])
 
 
-Case = tuple[Finding | Iterable[Finding], list[str]]
+Case = tuple[Iterable[Finding], list[str]]
 
 
 def ago(seconds: float) -> dt.datetime:
     return NOON - dt.timedelta(seconds=seconds)
 
 
-def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
-    every = [found] if isinstance(found, Finding) else list(found)
+def check(found: Iterable[Finding], expected: list[str]) -> None:
+    every = list(found)
     texts = [
         f"{one.check} {one.verdict} {one.subject} {one.said} {one.advice} {one.means} "
         for one in every
@@ -157,53 +158,41 @@ HOST: list[Case] = [
 TWO = tuple(a_registered(f"GPU-{index}", index) for index in range(2))
 SICK = tuple(replace(gpu, healthy=False) for gpu in TWO)
 REPORT = ClusterNode(NODE, annotations={REGISTER: encode_json(TWO)}, capacity=40)
-OLD, FRESH = (replace(REPORT, written=ago(seconds)) for seconds in (90, 5))
-NONE_HEALTHY, UNREADABLE, NO_REPORT = (
-    replace(REPORT, annotations=notes)
-    for notes in ({REGISTER: encode_json(SICK)}, {REGISTER: "[?"}, {})
-)
-JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
 
 
-def offer(allocatable: int, sight: ClusterNode = REPORT) -> Finding:
-    return doctor.judge_offer(replace(sight, slices=allocatable), "nvidia.com/gpu", NOON)
+SIGHTS = {
+    "": REPORT,
+    "old": replace(REPORT, written=ago(90)),
+    "fresh": replace(REPORT, written=ago(5)),
+    "14s": replace(REPORT, written=ago(14)),  # the kubelet has 15 s
+    "16s": replace(REPORT, written=ago(16)),
+    "ill": replace(REPORT, annotations={REGISTER: encode_json(SICK)}),
+    "unreadable": replace(REPORT, annotations={REGISTER: "[?"}),
+    "none": replace(REPORT, annotations={}),
+}
 
 
-def handshake(text: str, profile: ReportProfile, sight: ClusterNode = REPORT) -> Finding:
+def judged(words: str) -> Iterable[Finding]:
+    """What a row of the table looks at: an offer, a handshake, a lock."""
+    kind, first, *more = [*words.replace("\\e", "\x1b").split(" "), ""]
+    if kind == "lock":
+        since = None if first == "?" else ago(float(first))
+        return (doctor.judge_lock(NODE, LockStatus(since=since, holder=more[0]), NOON),)
+    sight = SIGHTS[more[0]]
+    if kind == "offer":
+        return (doctor.judge_offer(replace(sight, slices=int(first)), "nvidia.com/gpu", NOON),)
+    text = " ".join(more[1:]).strip()
     notes = {**sight.annotations, **({HANDSHAKE: text} if text else {})}
-    return doctor.judge_report(replace(sight, annotations=notes), profile, NOON)
+    return (doctor.judge_report(replace(sight, annotations=notes), ReportProfile(first), NOON),)
 
 
-def lock(seconds: float | None, holder: str = "demo/late") -> Finding:
-    since = None if seconds is None else ago(seconds)
-    return doctor.judge_lock(NODE, LockStatus(since=since, holder=holder), NOON)
+@pytest.mark.parametrize(("words", "line"), rows_of(__file__, "doctor.txt"))
+def test_what_the_scheduler_sees_is_one_line(words: str, line: str):
+    check(judged(words), [line])
 
 
-SCHEDULER: list[Case] = [
-    (offer(20), ["P-OFFER ok"]),
-    (offer(12), ["P-OFFER wrong|12, and the register annotation has 20 healthy"]),
-    (offer(30), ["P-OFFER wrong"]),
-    (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
-    (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER wrong"]),
-    (offer(5, UNREADABLE), ["P-OFFER wrong|5, and no register annotation that can be read"]),
-    (handshake("Deleted_x\x1b", JSON), ["P-REPORT wrong|dropped this node's GPUs"]),
-    (handshake("Deleted_x", COLON), ["P-REPORT wrong|dropped this node's GPUs"]),
-    (handshake("Requesting_2026.11.20 10:00:00", JSON), ["P-REPORT ok|Requesting"]),
-    (handshake("", JSON), ["P-REPORT note|no scheduler has read the report"]),
-    (handshake("", JSON, OLD), ["P-REPORT note|of 90 s ago"]),
-    (handshake("", JSON, FRESH), ["P-REPORT ok|the report is new"]),
-    (handshake("", JSON, NO_REPORT), ["P-REPORT ok|or there is none"]),
-    (handshake("", JSON, NONE_HEALTHY), ["P-REPORT ok|offers no slice"]),
-    (handshake("", COLON), ["P-REPORT ok"]),  # there the agent stamps it
-    (lock(None, "\x1b?"), ["P-LOCK wrong|cannot be read|kubectl annotate node"]),
-    (lock(299), ["P-LOCK ok|by demo/late for 4 min"]),
-    (lock(301), ["P-LOCK wrong|for 5 min|kubectl annotate node"]),
-    (lock(301, ""), ["P-LOCK wrong|nobody named"]),
-]
-
-
-@pytest.mark.parametrize(("found", "expected"), [*HOST, *SCHEDULER])
-def test_each_finding_is_one_line(found: Finding | Iterable[Finding], expected: list[str]):
+@pytest.mark.parametrize(("found", "expected"), HOST)
+def test_what_the_driver_says_is_one_line_each(found: Iterable[Finding], expected: list[str]):
     check(found, expected)
 
 
@@ -236,7 +225,7 @@ def test_a_directory_is_judged_by_what_is_there(
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.setattr(doctor, "write_failure", lambda _: failure)
 
-    check(doctor.judge_path(tmp_path / name, made=bool(made)), [line.format(os.geteuid())])
+    check([doctor.judge_path(tmp_path / name, made=bool(made))], [line.format(os.geteuid())])
 
 
 async def examined(
