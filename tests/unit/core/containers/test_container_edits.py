@@ -1,5 +1,6 @@
 """What one container receives, where HAMi's vectors are silent or we differ."""
 
+import ast
 import itertools
 import re
 from typing import Any
@@ -20,6 +21,7 @@ from agent.ledger import (
 )
 from tests.builders import G1, G2, POD_UID, a_granted_share, a_share
 from tests.hami_vectors import vectors
+from tests.unit.rows import rows_of
 
 MAIN = ContainerKey(POD_UID, "main")
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so.2.10.0")
@@ -94,25 +96,13 @@ def test_the_bus_decides_and_not_the_index_that_the_driver_gave_last(buses, orde
     assert order == [one.share.memory_mib for one in cuda_order(reversed(shares))]
 
 
-@pytest.mark.parametrize(
-    ("setting", "name", "value"),
-    [
-        ({"memory_scaling": 1.01}, "CUDA_OVERSUBSCRIBE", "true"),
-        ({"cuda_log_level": "4"}, "LIBCUDA_LOG_LEVEL", "4"),
-        ({"disable_core_limit": True}, "GPU_CORE_UTILIZATION_POLICY", "disable"),
-        ({"core_policy": "force"}, "GPU_CORE_UTILIZATION_POLICY", "force"),
-        (
-            {"core_policy": "force", "disable_core_limit": True},
-            "GPU_CORE_UTILIZATION_POLICY",
-            "disable",
-        ),
-        ({"gdrcopy": True}, "NVIDIA_GDRCOPY", "enabled"),
-        ({"gds": True}, "NVIDIA_GDS", "enabled"),
-        ({"mofed": True}, "NVIDIA_MOFED", "enabled"),
-    ],
-)
-def test_a_setting_adds_its_variable_and_none_without_it(setting, name: str, value: str):
-    assert value == dict(edits_of(granted(), **setting).envs)[name]
+@pytest.mark.parametrize(("setting", "variable"), rows_of(__file__, "variables.txt"))
+def test_a_setting_adds_its_variable_and_none_without_it(setting: str, variable: str):
+    parts = (part.split("=") for part in setting.split())
+    settings = {key: ast.literal_eval(value) for key, value in parts}
+    name, value = variable.split("=")
+
+    assert value == dict(edits_of(granted(), **settings).envs)[name]
     plain = edits_of(granted(), cuda_log_level="", memory_scaling=0.5)
     assert name not in dict(plain.envs)
 
