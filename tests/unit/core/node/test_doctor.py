@@ -10,9 +10,9 @@ import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from agent.cli import doctor
@@ -235,82 +235,43 @@ async def examined(
     return await doctor.examine(NodeSeen(settings, {}, frozenset(groups), agent))
 
 
-def failed(name: str, text: str = "is away", *, required: bool = False) -> Check:
-    return Check(name, ok=False, text=text, required=required)
-
-
-def answer(*checks: Check, gpus: tuple[GpuStatus, ...] = (), **node: Any) -> StatusDocument:
-    made = (Check("state", ok=True), Check("stream", ok=True), *checks)
-    return StatusDocument(node=NodeStatus(name=NODE, checks=made, **node), gpus=gpus)
-
-
-def gpu(condition: str, **more: Any) -> GpuStatus:
-    return GpuStatus(uuid="GPU-1", index=1, condition=condition, **more)
-
-
 OWN = Path("/proc/self/exe").read_bytes()[:64]
 """The head of a program of this machine, which its loader takes."""
-READY = "P-AGENT ok readiness the agent is ready; 2 checks of it passed"
-SILENT = Finding("P-AGENT", "wrong", "/s", "no agent answers")
+WORDS = {"{READY}": "P-AGENT ok readiness the agent is ready; 2 checks of it passed"}
+WORDS |= {"{SERVED}": SERVED, "{NO_OFFER}": NO_OFFER}
 
 
-@pytest.mark.parametrize(
-    ("agent", "expected"),
-    [
-        (answer(), [READY]),
-        # It serves on: the line must not say that no pod gets a GPU.
-        (answer(failed("api")), [f"P-AGENT note api is away|{SERVED}", READY]),
-        (
-            answer(failed("registered", required=True), failed("stream", "no", required=True)),
-            [f"P-AGENT wrong registered is away|{NO_OFFER}", "P-AGENT wrong stream no"],
-        ),
-        (answer(failed("novelty", "", required=True)), ["P-AGENT wrong novelty fails"]),
-        # A fault is one line: a driver that is away leaves no GPUs, and nothing is registered.
-        (
-            answer(
-                *(failed(name, required=True) for name in ("inventory", "registered", "stream")),
-                *(failed("driver"), failed("gpus"), failed("gpus_answering"), failed("offer")),
-            ),
-            ["P-DRIVER wrong driver is away"],
-        ),
-        (answer(failed("cdi", "GPU 2 is in none")), ["P-CDI wrong cdi GPU 2 is in none", READY]),
-        (answer(failed("gpus_answering")), ["P-GPU note gpus_answering", READY]),
-        (
-            answer(
-                failed("gpu_health", "GPU 1 is lost"),
-                gpus=(gpu("lost", text="it is gone: reboot", action="reboot", serving=False),),
-            ),
-            ["P-GPU wrong GPU 1 it is lost: it is gone: reboot|pod gets this GPU|--by pod", READY],
-        ),
-        (
-            answer(gpus=(gpu("unmonitored", cause="released", serving=False),)),
-            ["P-GPU note GPU 1 it is released: released|no new pod gets this GPU", READY],
-        ),
-        (
-            answer(gpus=(gpu("unmonitored", text="no events"), gpu("ok"))),
-            ["P-GPU note GPU 1 it is unmonitored: no events|new pods still get", READY],
-        ),
-        (
-            answer(gpus=(gpu("unmonitored"), replace(gpu("unmonitored"), index=2), gpu("lost"))),
-            ["P-GPU note GPUs 1, 2 each is unmonitored: ", "P-GPU wrong GPU 1 it is lost: ", READY],
-        ),
-        (
-            answer(lock=LockStatus(since=None, holder="?")),
-            [READY, "P-LOCK wrong|cannot be read (?)"],
-        ),
-        (SILENT, ["P-DRIVER wrong", "P-AGENT wrong /s no agent answers"]),
-    ],
-)
-async def test_what_the_agent_says_is_told_once(
-    agent: StatusDocument | Finding, expected: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def answer(words: str) -> StatusDocument | Finding:
+    """What the agent says, in the words of a row."""
+    checks, gpus, lock = [Check("state", ok=True), Check("stream", ok=True)], [], None
+    for part in words.split(" & "):
+        kind, name, text = [*part.split(" ", 2), "", ""][:3]
+        if kind in {"fails", "requires"}:
+            checks.append(Check(name, ok=False, text=text, required=kind == "requires"))
+        elif kind == "gpu":
+            index, _, condition = name.partition(":")
+            said = GpuStatus(uuid="GPU-1", index=int(index), condition=condition)
+            gpus.append(replace(said, **yaml.safe_load(text or "{}")))
+        elif kind == "lock":
+            lock = LockStatus(since=None, holder=name)
+        elif kind == "silent":
+            return Finding("P-AGENT", "wrong", "/s", "no agent answers")
+    node = NodeStatus(name=NODE, checks=tuple(checks), lock=lock)
+    return StatusDocument(node=node, gpus=tuple(gpus))
+
+
+@pytest.mark.parametrize(("words", "told"), rows_of(__file__, "agent.txt"))
+async def test_what_the_agent_says_is_told_once(words, told, monkeypatch):
     def none(_):
         raise OSError(errno.EIO, "no driver")
 
     monkeypatch.setattr(doctor, "open_driver", none)
-    found = await examined({"--scheduler": "none"}, "agent", "driver", "scheduler", agent=agent)
+    groups = "agent", "driver", "scheduler"
+    found = await examined({"--scheduler": "none"}, *groups, agent=answer(words))
+    for word, text in WORDS.items():
+        told = told.replace(word, text)
 
-    check(found, expected)
+    check(found, told.split(" & "))
 
 
 @pytest.mark.looptime(False)
