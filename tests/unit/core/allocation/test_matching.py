@@ -306,7 +306,7 @@ CLAIMS: dict[str, list[tuple[Evidence, str]]] = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_decision(claim: str) -> None:
+def test_who_is_asking_and_what_is_asked_next(claim: str) -> None:
     for scene, expected in CLAIMS[claim]:
         assert expected == said(scene)
 
