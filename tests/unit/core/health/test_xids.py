@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.judge import HealthSettings, XidClass, judge, xid_class, xid_name
-from agent.model import Condition, DriverEvent, EventKind, Health
-from tests.builders import G1, NOON
+from agent.health.judge import HealthSettings, XidClass, xid_class, xid_name
 from tests.hami_vectors import Vector, cases
 
 APPLICATION = (13, 31, 43, 45, 68, 109)
@@ -64,16 +62,6 @@ def test_the_agents_own_setting_wins_over_both_variables():
     assert XidClass.APPLICATION is xid_class(48, judged)
 
 
-MEANINGS = {
-    XidClass.APPLICATION: (Condition.OK, False, False),
-    XidClass.CONTAINED: (Condition.WATCH, False, False),
-    XidClass.FATAL: (Condition.BAD, False, False),
-    XidClass.NEEDS_RESET: (Condition.BAD, True, False),
-    XidClass.NEEDS_REBOOT: (Condition.BAD, True, True),
-}
-"""The condition after an XID of that class, and whether a reset and a reboot are needed."""
-
-
 def test_the_table_is_the_catalog_with_the_class_and_the_name_of_each_number():
     lines = Path(__file__).with_name("xids.txt").read_text().splitlines()
     catalog = [line for line in lines if line and not line.startswith("#")]
@@ -84,14 +72,3 @@ def test_the_table_is_the_catalog_with_the_class_and_the_name_of_each_number():
         for number, _, kind, name in (line.split(maxsplit=3) for line in catalog)
     ]
     assert ("a driver error", XidClass.FATAL) == (xid_name(54321), xid_class(54321))
-
-
-@pytest.mark.parametrize("kind", XidClass)
-def test_each_class_of_xids_has_its_own_meaning(kind):
-    report = DriverEvent(EventKind.XID, G1, 54321)
-
-    health = judge(
-        Health(Condition.OK, since=NOON), report, NOON, HealthSettings(xids={54321: kind})
-    )
-
-    assert MEANINGS[kind] == (health.condition, health.needs_reset, health.needs_reboot)

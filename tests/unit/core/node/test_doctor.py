@@ -5,6 +5,7 @@ What `doctor` makes of what it saw, check by check: each fault, and that a note 
 A case is the findings and a line for each: id, verdict and what its text must say, after bars.
 """
 
+import ast
 import datetime as dt
 import errno
 import os
@@ -196,24 +197,10 @@ def test_what_the_driver_says_is_one_line_each(found: Iterable[Finding], expecte
     check(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "made", "failure", "line"),
-    [
-        ("there", 1, 0, "P-PATHS ok"),
-        ("none", 1, 0, "P-PATHS ok|the agent creates it"),
-        ("none/below", 1, errno.EROFS, "P-PATHS wrong|cannot be created: Read-only file system"),
-        ("file/x", 1, errno.ENOTDIR, "P-PATHS wrong|cannot be created: Not a directory"),
-        ("none", 0, 0, "P-PATHS wrong|does not exist"),
-        ("file", 1, 0, "P-PATHS wrong|is no directory"),
-        ("loop", 1, 0, "P-PATHS wrong|cannot be looked at: Too many levels"),
-        ("open", 1, 0, "P-PATHS wrong|others may write there (uid {}, mode 0707)|chmod 0750"),
-        ("theirs", 1, 0, "P-PATHS wrong|others may write there (uid 7, mode 0750)|the sockets"),
-        ("there", 1, errno.ENOSPC, "P-PATHS wrong|cannot be written: No space left on device"),
-    ],
-)
-def test_a_directory_is_judged_by_what_is_there(
-    name: str, made: int, failure: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize(("words", "line"), rows_of(__file__, "paths.txt"))
+def test_a_directory_is_judged_by_what_is_there(words, line, tmp_path, monkeypatch):
+    name, *more = words.split()
+    failure = next((getattr(errno, word) for word in more if word.isupper()), 0)
     if name == "theirs" and os.geteuid() != 0:
         pytest.skip("only root gives files away")
     for each, mode in (("there", 0o750), ("open", 0o707), ("theirs", 0o750)):
@@ -225,7 +212,8 @@ def test_a_directory_is_judged_by_what_is_there(
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.setattr(doctor, "write_failure", lambda _: failure)
 
-    check([doctor.judge_path(tmp_path / name, made=bool(made))], [line.format(os.geteuid())])
+    found = doctor.judge_path(tmp_path / name, made="given" not in more)
+    check([found], [line.format(os.geteuid())])
 
 
 async def examined(
@@ -275,41 +263,20 @@ async def test_what_the_agent_says_is_told_once(words, told, monkeypatch):
 
 
 @pytest.mark.looptime(False)
-@pytest.mark.parametrize(
-    ("preload", "library", "modes", "expected"),
-    [
-        ("{}/vgpu/libvgpu.so\n", "good", (0o644, 0o644), ["P-PRELOAD ok|containers load", "", ""]),
-        ("# a\n/opt/x.so {}/vgpu/libvgpu.so", "good", (0o644, 0o644), ["P-PRELOAD ok", "", ""]),
-        ("", "good", (0o644, 0o644), [f"P-PRELOAD wrong|names no library|{NO_OFFER}", "", ""]),
-        ("{}/vgpu/libvgpu.so\r\n", "good", (0o644, 0o644), ["P-PRELOAD wrong|its only", "", ""]),
-        ("{}/vgpu/libvgpu.so", "empty", (0o644, 0o644), ["P-PRELOAD wrong|is empty or", "", ""]),
-        ("{}/vgpu/libvgpu.so", None, (0o644, 0o644), ["P-LIBRARY wrong|not installed|HA-5005"]),
-        (
-            "{}/vgpu/libvgpu.so",
-            "good",
-            (0o666, 0o640),
-            [
-                "P-PRELOAD ok",
-                "P-PRELOAD wrong|libvgpu.so|others than root may write it|mode 0666",
-                "P-PRELOAD wrong|ld.so.preload|not everybody may read it|mode 0640",
-            ],
-        ),
-    ],
-)
-async def test_what_containers_load_is_judged_by_the_rule_of_the_agent(
-    tmp_path: Path, preload: str, library: str | None, modes: tuple[int, int], expected: list[str]
-):
+@pytest.mark.parametrize(("words", "expected"), rows_of(__file__, "library.txt"))
+async def test_what_containers_load_is_judged_by_the_rule_of_the_agent(tmp_path, words, expected):
+    preload, library, *modes = words.split(" | ")
     (tmp_path / "vgpu").mkdir()
     files = tmp_path / "vgpu/libvgpu.so", tmp_path / "vgpu/ld.so.preload"
-    files[1].write_text(preload.format(tmp_path))
-    if library is not None:
+    files[1].write_text(ast.literal_eval(f'"{preload}"').format(tmp_path))
+    if library != "no library":
         files[0].write_bytes(OWN if library == "good" else b"")
-    for file, mode in zip(files, modes, strict=True):
+    for file, mode in zip(files, modes or ("644", "644"), strict=True):
         if file.exists():
-            file.chmod(mode)
+            file.chmod(int(mode, 8))
     found = await examined({"--hook-path": str(tmp_path)}, "library")
 
-    check(found, [line or "P-PRELOAD ok" for line in expected])
+    check(found, expected.replace("{NO_OFFER}", NO_OFFER).split(" & "))
 
 
 def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
