@@ -302,6 +302,5 @@ def test_a_lock_is_read_or_refused_as_hami_does(vector: Vector):
 @pytest.mark.parametrize("text", [None, "a,b,c", a_lock().value])
 def test_a_node_holds_the_lock_that_its_annotation_says_if_it_can_be_read(text: str | None):
     node = NodeView(NODE, "uid-1", "1", {} if text is None else {MUTEX_LOCK: text})
-
     assert (a_lock() if text == a_lock().value else None) == held_lock(node)
     assert held_lock(None) is None

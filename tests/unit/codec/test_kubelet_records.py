@@ -46,9 +46,7 @@ def test_the_ids_of_each_container_are_found_whatever_their_numa_nodes():
     spread = an_entry(1, "a") | {"DeviceIDs": {"0": ["GPU-1-0"], "1": ["GPU-2-0"], "-1": None}}
     without = an_entry(1, "b") | {"DeviceIDs": None}
     foreign = an_entry(2, "a", "example.com/nic")
-
     held = decode_records(a_file([spread, without, an_entry(3, "a"), foreign]), RESOURCE)
-
     assert [frozenset({"GPU-1-0", "GPU-2-0"}), frozenset(), frozenset({"GPU-1-0"})] == list(
         held.values()
     )

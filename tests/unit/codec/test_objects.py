@@ -202,11 +202,8 @@ MIDDAY = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
         ({"lastTimestamp": "noon"}, None, ""),
     ],
 )
-def test_an_event_of_either_form_has_a_last_time(
-    parts: dict, last: dt.datetime | None, writer: str
-):
+def test_an_event_of_either_form_has_a_last_time(parts, last, writer):
     event = {"type": "Warning", "reason": "FilteringFailed", "message": "no"} | parts
-
     assert PodEventView("Warning", "FilteringFailed", "no", writer, last) == (
         decode_pod_event(event)
     )
@@ -225,5 +222,4 @@ def test_a_device_plugin_mounts_the_directory_of_plugins(volumes: list | None, *
     spec = {"nodeName": "n1", "volumes": volumes}
     pod = {"metadata": {"namespace": "d", "name": "p", "labels": labels}, "spec": spec}
     expected = ListedPod("d", "p", "n1")
-
     assert replace(expected, is_plugin=is_plugin) == decode_listed(pod)

@@ -79,5 +79,4 @@ def attack(chance: random.Random) -> int:
 @pytest.mark.timeout(1200)
 def test_every_attack_ends_in_a_reading(seed: int, times: int):
     chance = random.Random(seed)  # noqa: S311 -- repeatable
-
     assert BOUND >= max(attack(chance) for _ in range(times))

@@ -40,7 +40,6 @@ def device_plan(text: str) -> NodeValues:
 )
 def test_an_unknown_key_is_a_warning_and_null_is_absent(text, warned):
     found = device_plan(text)
-
     assert [True] * len(warned) == [
         one.startswith(says) for one, says in zip(found.warnings, warned, strict=True)
     ]
@@ -87,7 +86,6 @@ def test_what_hami_reads_is_set_and_what_is_absent_is_a_default_and_no_crash(vec
 def test_a_value_of_the_wrong_type_refuses_the_file_at_the_line_that_hami_names(name: str):
     vector = vectors("device_config_yaml")[name]
     line, value = re.findall(r"line ([0-9]+): .* `(.*)`", vector.expected["error"])[0]
-
     with pytest.raises(SettingsError, match=rf"^d\.yaml:{line}:.*`{value}`"):
         device_plan(vector.given)
 
@@ -135,7 +133,6 @@ def values(found: Mapping[str, Setting]) -> Mapping[str, object]:
 def test_a_node_gets_what_hami_resolves_for_it(vector: Vector):
     found = resolved(vector)
     wanted_filter = vector.expected["filter"] or {"uuid": [], "index": []}
-
     assert vector.expected["resolved"] == values(found)
     assert vector.expected["mode"] == found["sharing.operatingMode"].value
     assert tuple(wanted_filter["uuid"]) == found["sharing.filterUUIDs"].value
@@ -153,9 +150,7 @@ N1 = ("n1", {"gpu": "a100", "Pool": "X"})
 
 
 @pytest.mark.parametrize(("entries", "told"), rows_of(__file__, "hami_files.txt"))
-def test_each_entry_counts_on_its_nodes_and_a_wrong_one_refuses_the_file_there_alone(
-    entries: str, told: str
-):
+def test_each_entry_counts_on_its_nodes_and_a_wrong_one_refuses_the_file_there_alone(entries, told):
     """By name, else by label selector, else of the name `*`, since HAMi #3173."""
     found = plan_of(nodes=f'{{"nodeconfig": [{entries}]}}')
     values, warnings, parts = found.resolve(*N1), [*found.warnings], told.split(" & ")

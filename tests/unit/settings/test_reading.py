@@ -130,7 +130,6 @@ def test_the_default_file_may_be_missing_and_may_not_be_bad(sources, tmp_path, m
     path.unlink()
     make(path)
     found = look(sources)
-
     if says is None:
         assert 10 == split_count(found)
     else:
@@ -160,7 +159,6 @@ def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(source
 def test_refused_sources_with_a_damaged_copy_are_refused(sources, tmp_path, keep, content: bytes):
     (tmp_path / "own.yaml").write_text(BAD)
     (tmp_path / "state" / COPY).write_bytes(content)
-
     with pytest.raises(SettingsError, match=r"own\.yaml:1:23"):
         begin(sources)
 
@@ -170,7 +168,6 @@ async def test_a_file_that_does_not_answer_gives_way_to_the_copy(
 ):
     keep()
     start = await reading.begin(sources, Hanging("own.yaml", monkeypatch), Inline())
-
     assert 4 == split_count(start)
     assert f"{tmp_path}/own.yaml, or a file of HAMi's, was not read" in str(start.refusal)
 
@@ -222,7 +219,6 @@ def test_last_good_settings_stand_in_for_those_that_the_rows_refuse(kept, *, sta
     now = Sources(own=SourceFile("c.yaml", f"sharing: {{resourceName: {NEW}}}".encode()))
     copy = None if kept is None else LastGood("0", NODE, own=SourceFile("c.yaml", kept.encode()))
     found = stand_in(copy, now, rows("p"))
-
     assert stands_in == (found is not None)
     if found is not None:
         found.check_rows(rows("p"))

@@ -52,7 +52,6 @@ def test_what_is_set_reaches_the_parts_that_use_it_in_their_types():
 @pytest.mark.parametrize(("own", "port"), [("", 0), ("web: {port: 77}\n", 77)])
 def test_who_observes_has_a_lock_sockets_a_state_and_a_port_of_its_own(own: str, port: int):
     found = settings_of(own + "paths: {run: /r, state: /s}\nobserve: true\n")
-
     assert ("/r/observe", "/r/observe/state") == (str(found.paths.run), str(found.paths.state))
     assert port == found.web_port
 
@@ -61,7 +60,6 @@ def test_the_longest_list_of_sixteen_gpus_is_one_that_the_kubelet_takes():
     most: Any = BY_KEY["sharing.splitCount"].read.schema["maximum"]
     ids = tuple(slice_id(G1, 1000 + n) for n in range(most))
     group = SliceGroup(G1, ids, healthy=False, numa=1)
-
     assert encode_list(SliceList(1, 16 * (group,)))
 
 
@@ -137,7 +135,6 @@ def test_what_the_agent_refuses_is_invalid(words: str):
 def test_every_setting_is_in_it_with_its_sentence_and_a_default_that_is_valid():
     for field in FIELDS:
         schema = leaf(field)
-
         assert field.text == schema["description"]
         if field.default is not None:
             jsonschema.Draft202012Validator(schema).validate(schema["default"])
@@ -146,7 +143,6 @@ def test_every_setting_is_in_it_with_its_sentence_and_a_default_that_is_valid():
 def test_a_profile_may_set_what_takes_effect_while_the_agent_runs():
     properties: Any = json_schema()["properties"]
     profile = properties["profiles"]["items"]["properties"]
-
     assert {"name", "match", "sharing", "library", "allocation", "report"} == set(profile)
     assert "splitCount" in profile["sharing"]["properties"]
     assert "resourceName" not in profile["sharing"]["properties"]

@@ -53,7 +53,6 @@ def test_a_profile_that_asks_for_labels_is_not_for_a_node_whose_labels_are_not_k
     plan = plan_of(
         own="profiles: [{name: p, match: {labels: 'zone!=a'}, report: {profile: colon}}]"
     )
-
     assert [["p"], []] == [[one.name for one in plan.applied("", known)] for known in ({}, None)]
 
 
@@ -70,6 +69,5 @@ def keys(count: int) -> dict[str, int]:
 )
 def test_twenty_warnings_are_told_about_a_file_and_wrong_values_first(sources):
     warnings = plan_of(**sources).warnings
-
     assert 20 == len(warnings)
     assert ": name: expected text" in warnings[0] or "a b cannot be set here" in warnings[0]

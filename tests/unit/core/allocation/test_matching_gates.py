@@ -156,7 +156,6 @@ def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(name: str) -> Non
     scene = SCENES[name]
     with pytest.raises(Refusal) as caught:
         decide(scene)
-
     pod = "" if gate.endswith("-") else "team-a/train-1"
     check_refusal(caught.value, RefusalReason[gate.strip("-")], wrong=wrong, todo=todo, pod=pod)
 
@@ -194,7 +193,6 @@ def settled(pod: PodView, **changes: object) -> Evidence:
 @pytest.mark.parametrize("lock", [None, a_lock(name="other"), a_lock(name="")])
 def test_a_pod_for_which_hami_takes_no_lock_is_served_whoever_holds_one(inits, lock) -> None:
     grant = granted(settled(lockless(*inits), lock=lock))
-
     assert ("main", "", 0) == (grant.candidate.container.name, grant.lock, grant.group)
 
 
@@ -203,7 +201,6 @@ def test_a_pod_for_which_hami_takes_no_lock_is_served_whoever_holds_one(inits, l
 )
 def test_the_node_is_read_as_hami_after_2_10_takes_a_lock_for_each(settings, question) -> None:
     scene, lock = settled(lockless(), node_read=False), a_lock(name="train-1")
-
     assert question == said(scene, settings=settings)
     assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
 
@@ -250,7 +247,6 @@ REFUSED = {
 def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalReason]) -> None:
     pod, gate = row
     count = pod.gpu_containers[0].count
-
     for lock in (None, a_lock(name="other")):
         assert gate.name == said(settled(pod, lock=lock, waited=True), count)
 
@@ -259,7 +255,6 @@ def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalR
 @pytest.mark.parametrize("mib", [81559, 40000, 0])
 def test_a_part_of_the_gpu_may_be_less_than_now_because_it_registered_less(asks, mib) -> None:
     pod = lockless(a_container(role=Role.INIT, asks=asks), text=f"{G1},NVIDIA,{mib},0:;")
-
     assert granted(settled(pod))
 
 
@@ -270,6 +265,5 @@ def test_an_annotation_that_was_edited_gives_no_more_than_was_asked_for(words, o
     containers = (a_container(asks=asks),)
     pod = a_pod(annotations=annotated(f"{G1},NVIDIA,{text}:;"), containers=containers)
     scene = knowing(a_scene(pod, lock=pod), holding(pod))
-
     assert granted(scene)  # HAMi's device-config.yaml was not read
     assert outcome == said(scene, settings=CHECKED)

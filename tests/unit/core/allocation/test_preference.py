@@ -26,7 +26,6 @@ IDS = (*(one for gpu in range(6) for one in ids(gpu, *range(10))), *ODD)
 
 def test_steering_takes_the_lowest_free_id_and_held_ones_last():
     available = ids(1, 12, 3, 2)
-
     assert ids(1, 2) == steer(available, (), [a_uuid(1)], NOTHING)
     assert ids(1, 12) == steer(available, (), [a_uuid(1)], frozenset(ids(1, 2, 3)))
     assert ids(1, 2) == steer(available, (), [a_uuid(1)], frozenset(available))
@@ -56,9 +55,7 @@ def test_steering_gives_up_when_the_wanted_gpus_cannot_be_had(available, must, w
 
 def test_different_gpus_come_first_and_then_are_used_evenly():
     available = ids(0, 0, 1, 2) + ids(1, 0, 1, 2)
-
     chosen = nearest(available, (), 4, field(2), NOTHING)
-
     assert set(ids(0, 0, 1) + ids(1, 0, 1)) == set(chosen)
 
 
@@ -77,7 +74,6 @@ def test_the_gpu_with_the_nvlinks_is_taken_before_the_one_next_door():
 
 def test_the_emptiest_gpu_is_taken_first_and_an_unknown_one_last():
     available = ids(0, 0) + ids(1, 0, 1) + ids(9, 0, 1, 2)
-
     assert ids(1, 0) + ids(0, 0) + ids(1, 1) + ids(9, 0) == nearest(
         available, (), 4, field(2), NOTHING
     )
@@ -93,7 +89,6 @@ def test_always_as_many_ids_as_asked_or_none():
 
 def check_choice(available, must, size, held):
     chosen = nearest(available, must, size, field(4), held)
-
     every, first = set(available) | set(must), tuple(dict.fromkeys(must))
     can_be_kept = len(first) <= size <= len(every)
     assert (size if can_be_kept else 0) == len(chosen) == len(set(chosen))

@@ -124,5 +124,4 @@ def test_a_gpu_of_1001_mib_is_given_as_hami_gives_it(asked: str, given: str) -> 
     for name in ("count", *amounts):
         rules.pop(name, None)
     request = read_request(int(words.get("count", 1)), amounts, RequestRules(**rules))
-
     assert given == ("none" if request is None else f"{request.memory_on(1001)} {request.cores}")

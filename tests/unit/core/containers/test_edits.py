@@ -218,7 +218,6 @@ def test_the_bus_decides_and_not_the_index_that_the_driver_gave_last(buses, orde
         a_granted_share(a_share(uuid=f"GPU-{n}", memory_mib=n), bus, 81559, index=(2, 0, 1)[n])
         for n, bus in enumerate(buses)
     ]
-
     assert order == [one.share.memory_mib for one in cuda_order(reversed(shares))]
 
 
@@ -227,7 +226,6 @@ def test_a_setting_adds_its_variable_and_none_without_it(setting: str, variable:
     parts = (part.split("=") for part in setting.split())
     settings = {key: ast.literal_eval(value) for key, value in parts}
     name, value = variable.split("=")
-
     assert value == dict(edits_of(granted(), **settings).envs)[name]
     plain = edits_of(granted(), cuda_log_level="", memory_scaling=0.5)
     assert name not in dict(plain.envs)
@@ -238,7 +236,6 @@ def test_a_container_may_write_neither_hami_core_nor_what_another_one_has_mounte
         one.container_path: one.host_path for one in edits_of(granted()).mounts if not one.read_only
     }
     own = f"/usr/local/vgpu/containers/{POD_UID}_main"
-
     assert {"/usr/local/vgpu": own, "/tmp/vgpulock": own} == writable  # noqa: S108 -- HAMi-core's
 
 
@@ -378,7 +375,6 @@ def cdi(**changes: object) -> EditSettings:
 def test_names_are_looked_up_where_any_cdi_strategy_is_among_the_strategies(strategies):
     given = cdi(device_list_strategies=strategies)
     expected = any(name.startswith("cdi-") for name in strategies)
-
     assert expected == looks_up_cdi(given)
     assert expected == (undefined((G1,), given, frozenset()) is not None)
 
@@ -411,7 +407,6 @@ def test_the_kind_and_the_directories_of_the_settings_count():
     given = cdi(cdi_kind="hami.example.com/vgpu", cdi_spec_dirs=("/var/cdi/static",))
     found = undefined((G1,), given, BOTH)
     assert found is not None
-
     assert f"/var/cdi/static defines hami.example.com/vgpu={G1}" in found[0]
     assert "--vendor=hami.example.com --class=vgpu" in found[1]
     assert found[1].endswith("=/var/cdi/static/hami.example.com-vgpu.yaml")
@@ -422,7 +417,6 @@ def test_the_kind_and_the_directories_of_the_settings_count():
 def test_the_names_of_features_are_in_every_answer_and_count_too(feature: str):
     given = cdi(**{feature: True})
     found = undefined((G1,), given, BOTH)
-
     assert found == (
         f"no single CDI specification in /etc/cdi or /var/run/cdi defines nvidia.com/{feature}=all",
         "write one, or switch gdrcopy, gds and mofed off",
@@ -469,7 +463,6 @@ def test_another_spelling_of_the_path_is_the_path(name: str):
 
 def test_a_library_that_the_loader_would_ignore_is_refused():
     said = refusal(facts("/usr/local/vgpu/libvgpu.so", loadable=False))
-
     assert "/usr/local/vgpu/libvgpu.so is empty or no library for this machine" in said
     assert "no limit would be enforced" in said
 

@@ -103,10 +103,8 @@ def test_a_change_of_the_gpus_is_told_like_this(words, expected):
 
 def test_while_the_pods_are_not_known_each_row_holds_its_gpu():
     row = a_row()
-
     held = [
         pods_holding(Ledger((row,)), row.gpus, PodTable(synced=True, stale=stale))
         for stale in (False, True)
     ]
-
     assert [(), ("team-a/train-0",)] == held

@@ -47,7 +47,6 @@ def test_the_variables_mean_what_they_mean_to_hami(vector: Vector):
 )
 def test_the_odd_corners_are_those_of_nvidias_plugin(disable, enable, off, ignored):
     judged = settings(disable, enable)
-
     assert off is judged.off
     assert ignored == tuple(
         one for one in (*APPLICATION, 48, 79) if xid_class(one, judged) is XidClass.APPLICATION
@@ -56,7 +55,6 @@ def test_the_odd_corners_are_those_of_nvidias_plugin(disable, enable, off, ignor
 
 def test_the_agents_own_setting_wins_over_both_variables():
     judged = settings("94,48", "13", x94=XidClass.FATAL, x13=XidClass.APPLICATION)
-
     assert XidClass.FATAL is xid_class(94, judged)
     assert XidClass.APPLICATION is xid_class(13, judged)
     assert XidClass.APPLICATION is xid_class(48, judged)
@@ -65,7 +63,6 @@ def test_the_agents_own_setting_wins_over_both_variables():
 def test_the_table_is_the_catalog_with_the_class_and_the_name_of_each_number():
     lines = Path(__file__).with_name("xids.txt").read_text().splitlines()
     catalog = [line for line in lines if line and not line.startswith("#")]
-
     told = [(number, xid_class(number), xid_name(number)) for number in range(1, 173)]
     assert told == [
         (int(number), kind, name)

@@ -157,5 +157,4 @@ def test_every_nvlink_adds_a_hundred_up_to_the_most_that_there_are_classes_for(n
 def test_a_pair_whose_sides_tell_of_different_kinds_scores_nothing(there, back, points):
     gpus = joined([[None, there], [back, None]])
     first, second = a_uuid(0), a_uuid(1)
-
     assert {first: {second: points[0]}, second: {first: points[1]}} == pair_scores(gpus)

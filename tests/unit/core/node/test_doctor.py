@@ -63,13 +63,11 @@ def all_of(*findings):
 )
 def test_what_follows_from_a_fault_is_left_out(verdict, cause, follows):
     found = all_of(replace(KUBELET, check=cause), replace(follows, verdict=verdict))
-
     assert [(cause, "wrong")] == [(one.check, one.verdict) for one in found]
 
 
 def test_what_is_well_or_not_known_is_no_consequence():
     others = [Finding("P-OFFER", "ok", "n", "20"), Finding("P-WITNESS", "unknown", "n", "denied")]
-
     assert ["wrong", "unknown", "ok"] == [one.verdict for one in all_of(KUBELET, *others)]
 
 
@@ -83,7 +81,6 @@ def test_every_check_has_a_remedy_and_causes_that_there_are():
 def test_the_chosen_groups_come_in_the_order_of_the_checks():
     lock = Finding("P-LOCK", "ok", "n", "free")
     chosen = concluded([lock, OFFER, KUBELET], frozenset({"kubelet", "scheduler"}))
-
     assert [("kubelet", "P-KUBELET"), ("scheduler", "P-LOCK")] == [
         (one.group, one.check) for one in chosen
     ]
@@ -281,6 +278,5 @@ async def test_what_containers_load_is_judged_by_the_rule_of_the_agent(tmp_path,
 
 def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
     asked, more = rights(NODE), rights(NODE, node_condition=True)
-
     assert {NODE} == {right.name for right in asked if right.resource == "nodes"}
     assert {Right("patch", "nodes/status", name=NODE)} == set(more) - set(asked)
