@@ -379,17 +379,13 @@ def test_names_are_looked_up_where_any_cdi_strategy_is_among_the_strategies(stra
     assert expected == (undefined((G1,), given, frozenset()) is not None)
 
 
-@pytest.mark.parametrize(
-    "defined",
-    [
-        frozenset(),
-        {f"nvidia.com/gpu={G2}"},
-        {"nvidia.com/gpu=0", "nvidia.com/gpu=1", "nvidia.com/gpu=all"},
-        {f"k8s.device-plugin.nvidia.com/gpu={G1}"},
-        {f"nvidia.com/mig={G1}", f"management.nvidia.com/gpu={G1}"},
-        {G1, f"nvidia.com/gpu={G1}x"},
-    ],
-)
+NOT_BOTH = [
+    *(set(), {f"nvidia.com/gpu={G2}"}, {"nvidia.com/gpu=0", "nvidia.com/gpu=all"}),
+    *({f"{HAMI_KIND}={G1}"}, {f"nvidia.com/mig={G1}"}, {G1, f"nvidia.com/gpu={G1}x"}),
+]
+
+
+@pytest.mark.parametrize("defined", NOT_BOTH)
 def test_one_whose_name_is_not_is_named_with_what_to_do(defined):
     found = undefined((G1, G2), CDI, defined)
     assert found is not None

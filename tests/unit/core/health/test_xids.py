@@ -35,22 +35,20 @@ def test_the_variables_mean_what_they_mean_to_hami(vector: Vector):
     assert vector.expected["ignored"] == ignored
 
 
-@pytest.mark.parametrize(
-    ("disable", "enable", "off", "ignored"),
-    [
+def test_the_odd_corners_are_those_of_nvidias_plugin():
+    every = (*APPLICATION, 48, 79)
+    for disable, enable, off, ignored in (
         ("all", "all", False, ()),
-        ("0", "", True, (*APPLICATION, 48, 79)),
+        ("0", "", True, every),
         ("48", "0", False, ()),
         ("18446744073709551616", "", False, APPLICATION),
-        ("all", "garbage", True, (*APPLICATION, 48, 79)),
-    ],
-)
-def test_the_odd_corners_are_those_of_nvidias_plugin(disable, enable, off, ignored):
-    judged = settings(disable, enable)
-    assert off is judged.off
-    assert ignored == tuple(
-        one for one in (*APPLICATION, 48, 79) if xid_class(one, judged) is XidClass.APPLICATION
-    )
+        ("all", "garbage", True, every),
+    ):
+        judged = settings(disable, enable)
+        assert off is judged.off
+        assert ignored == tuple(
+            one for one in every if xid_class(one, judged) is XidClass.APPLICATION
+        )
 
 
 def test_the_agents_own_setting_wins_over_both_variables():
