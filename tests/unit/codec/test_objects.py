@@ -54,7 +54,7 @@ def container(**parts: Any) -> PodView:
 
 def ended(exit: int, policy: str, kind: str = "containers", own: Any = None) -> dict[str, Any]:  # noqa: A002
     """The parts of a pod whose only container has ended."""
-    status = {"name": "main", "containerID": "c://x"}
+    status: dict[str, Any] = {"name": "main", "containerID": "c://x"}
     status["state"] = {"terminated": {"exitCode": exit, "finishedAt": AT}}
     spec = {"restartPolicy": policy, "containers": [], kind: [{"name": "main"} | (own or {})]}
     return {"spec": spec, "status": {f"{kind.removesuffix('s')}Statuses": [status]}}
@@ -79,9 +79,9 @@ def other_told(kind: str, part: Any) -> object:
     match kind:
         case "event":
             event = {"type": "Warning", "reason": "FilteringFailed", "message": "no"} | part
-            found = decode_pod_event(event)
-            assert ("Warning", "FilteringFailed", "no") == astuple(found)[:3]
-            return f"{found.last and found.last.isoformat()} {found.writer}".strip()
+            one = decode_pod_event(event)
+            assert ("Warning", "FilteringFailed", "no") == astuple(one)[:3]
+            return f"{one.last and one.last.isoformat()} {one.writer}".strip()
         case "managed":
             return [*annotation_writes({"managedFields": part})]
     spec, labels = (
@@ -94,7 +94,7 @@ def other_told(kind: str, part: Any) -> object:
     return found.is_plugin
 
 
-def told(view: PodView, field: str) -> object:
+def told(view: PodView, field: str) -> Any:
     """What of the view a row names."""
     one = view.containers[0]
     match field:

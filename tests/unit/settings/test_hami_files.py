@@ -25,29 +25,6 @@ def device_plan(text: str) -> NodeValues:
     return make_plan(Sources(device_config=SourceFile("d.yaml", text.encode())))
 
 
-@pytest.mark.parametrize(
-    ("text", "warned"),
-    [
-        (
-            "nvidia:\n  deviceSplitCuont: 3\n  defaultCores: 5\n",
-            ["d.yaml:2:3: deviceSplitCuont cannot"],
-        ),
-        # Keys that the agent does not need, and Go's nil pointers, on which HAMi's plugin crashes.
-        ("nvidia: {migProfileAllowlist: [{models: 3, x: 1}], overwriteEnv: maybe}", []),
-        ("nvidia: {deviceSplitCount: , deviceMemoryScaling: null, libCudaLogLevel: ~}", []),
-        ("metax: {x: y}\nnvidia:\n", []),
-    ],
-)
-def test_an_unknown_key_is_a_warning_and_null_is_absent(text, warned):
-    found = device_plan(text)
-    assert [True] * len(warned) == [
-        one.startswith(says) for one, says in zip(found.warnings, warned, strict=True)
-    ]
-    assert {"default"} >= {
-        one.origin for one in found.resolve().values() if "defaultCore" not in one.field.key
-    }
-
-
 @pytest.mark.parametrize(("line", "value"), rows_of(__file__, "scalars.txt"))
 def test_a_scalar_is_what_hamis_reader_takes_it_for(line: str, value: str):
     """Each was read by yaml.v2 v2.4.0 into HAMi's types."""

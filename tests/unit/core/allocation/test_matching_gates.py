@@ -61,7 +61,7 @@ def admitting(*pods: PodView, **options: object) -> Evidence:
 
 def given(text: str, **changes: object) -> Evidence:
     """The same for a pod with that devices text."""
-    return admitting(a_pod(name="train-1", annotations=annotated(text), **changes))  # type: ignore[arg-type]
+    return admitting(a_pod(name="train-1", annotations=annotated(text), **changes))
 
 
 def on_gpu(

@@ -75,7 +75,8 @@ ODD = {
 def told_pods(change: str) -> str:
     """The Events about a change on the pod of the first GPU."""
     row = a_row(shares=(a_share(uuid=a_uuid(0)),))
-    first, *told = gpu_events(*map(holding, change.split(" > ")), Ledger((row,)))
+    old, new = map(holding, change.split(" > "))
+    first, *told = gpu_events(old, new, Ledger((row,)))
     assert "GpuInventoryChanged" == first.reason
     assert {row.key.pod_uid} >= {one.pod_uid for one in told}
     return " & ".join(f"{one.reason} {one.text}" for one in told) or "nothing"
