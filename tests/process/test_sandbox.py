@@ -29,7 +29,7 @@ def greeting(output: IO[str]) -> list[str]:
     told = []
     for line in output:
         told.append(line)
-        if line.startswith("  kubectl get node sandbox "):
+        if line.endswith("/api/v1/nodes/sandbox\n"):
             break
     return told
 
