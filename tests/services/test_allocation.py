@@ -160,7 +160,7 @@ async def test_what_hami_places_beyond_the_gpu_is_served_and_told(text, total):
             for one in boxes:
                 wanted = ids(len(desk.ledger.rows))
                 await desk.service.allocate(wanted)
-                desk.records.keys |= {row.key for row in desk.ledger.rows_of(pod.uid)}
+                desk.records.keys = frozenset(row.key for row in desk.ledger.rows)
                 held |= {one.name: wanted[0]} if one.role is not Role.INIT else {}
                 desk.witness.admit(pod, **held)
 
