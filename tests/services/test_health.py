@@ -3,7 +3,6 @@
 import asyncio
 import re
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -33,7 +32,7 @@ from agent.model import (
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.driver import ScriptedDriver
-from tests.services.at_work import at_work
+from tests.services.at_work import at_work, scenarios
 
 G0, G1, G2 = (a_uuid(n) for n in range(3))
 
@@ -182,12 +181,7 @@ def told(bench: HealthBench) -> str:
     return " | ".join([*lines, *xids, *texts])
 
 
-SCENARIOS = dict(
-    line.split(" => ")
-    for line in Path(__file__).with_name("health_scenarios.txt").read_text().splitlines()
-    if " => " in line and not line.startswith("#")
-)
-"""By scenario: what is told after it."""
+SCENARIOS = scenarios("health_scenarios.txt")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
