@@ -19,7 +19,6 @@ from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiNotFound, ApiTh
 from agent.hami.annotations import (
     ReportProfile,
     ReportSettings,
-    decode_register,
     decode_register_colon,
     encode_json,
     read_register,
@@ -27,16 +26,17 @@ from agent.hami.annotations import (
     report_of,
 )
 from agent.kit.cell import Cell
+from agent.kit.timing import loop_time
 from agent.kube.objects import NodeWatch
 from agent.model import Condition, Inventory, Link, PciPath
-from agent.report import CONFLICT, SPREAD, TICK, ReportCells, Reporter
+from agent.report import CONFLICT, TICK, ReportCells, Reporter
 from agent.sandbox.scheduler.model import COUNT
 from agent.sandbox.scheduler.registry import Registry, decode_handshake, read_offer
 from agent.sandbox.store import Json
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START, LoopClock
-from tests.services.at_work import at_work
+from tests.services.at_work import at_work, scenarios
 
 COLON = ReportSettings(ReportProfile.COLON)
 SCORED = ReportSettings(topology_score=True)
@@ -63,6 +63,9 @@ class Reporting:
     settings: Cell[ReportSettings]
     reporter: Reporter
     events: list[NodeEvent]
+    began: float = dataclasses.field(default_factory=loop_time)
+    moments: list[str] = dataclasses.field(default_factory=list)
+    """When it was settled."""
 
     @property
     def unreported(self) -> str:
@@ -125,200 +128,115 @@ async def reported(settings: ReportSettings | None = None) -> AsyncIterator[Repo
         yield room
 
 
-THEIRS = '[{"id":"GPU-theirs","count":1}]'
+THEIRS = '[{"id":"GPU-theirs","count":{}}]'
 
 
-def ill(inventory: Inventory, index: int = 0) -> Inventory:
-    """The same, with one GPU bad."""
-    gpus = list(inventory.gpus)
-    gpus[index] = msgspec.structs.replace(gpus[index], health=a_health(condition=Condition.BAD))
-    return msgspec.structs.replace(inventory, gpus=tuple(gpus), generation=inventory.generation + 1)
+def of(what: str) -> Inventory:
+    """`3`: three GPUs; `3:0,2`: of which those are ill."""
+    count, _, ill = what.partition(":")
+    healths = {int(index): a_health(condition=Condition.BAD) for index in ill.split(",") if index}
+    found = [
+        a_shared_gpu(gpu=a_gpu(index=n), health=healths.get(n, a_health()))
+        for n in range(int(count))
+    ]
+    return an_inventory(gpus=found, generation=2)
 
 
-def text_of(inventory: Inventory) -> str:
-    return encode_json(registered(inventory))
+SETTINGS = {"json": ReportSettings(), "colon": COLON}
+HELD = {
+    "asked": {HANDSHAKE: "Requesting_2026-09-01 12:00:00", "other": "kept"},
+    "held": {REGISTER: encode_json(registered(an_inventory()))},
+}
+GIVEN = {"unscanned": Inventory(), "no-gpus": Inventory(generation=1)}
+ERRORS = {
+    "403": ApiForbidden("nodes is forbidden", status=403),
+    "404": ApiNotFound("no such Node", status=404),
+    "409": ApiConflict("conflict", status=409),
+    "429": ApiThrottled("too many requests", status=429),
+    "429/7": ApiThrottled("too many requests", status=429, retry_after=7),
+    "429/20": ApiThrottled("too many requests", status=429, retry_after=20),
+    "500": ApiError("internal error", status=500),
+    "503/100": ApiError("not yet", status=503, retry_after=100),
+    "none": ApiError("no answer in time"),
+}
 
 
-async def test_a_bare_node_gets_the_inventory_and_loses_the_handshake():
-    held = {HANDSHAKE: "Requesting_2026-09-01 12:00:00", "other": "kept"}
-    async with reporting(held) as room:
+async def do(room: Reporting, word: str) -> None:
+    """`settled`: until the server holds what the inventory says; `+5`: 5 s pass.
+
+    `gpus=3:0`: the inventory from now on. `fail=409x20`: so do the next writes. `fight=6`: another
+    writer comes back a second after each of our writes. `churn=60`: each second something is new.
+    """
+    verb, _, what = word.partition("=")
+    if word.startswith("+"):
+        await asyncio.sleep(float(word))
+    elif verb == "settled":
         await room.settled()
-
-    assert {REGISTER: text_of(an_inventory()), "other": "kept"} == room.api.node.annotations
-    assert (1, 1) == (room.api.writes, room.written("inventory"))
-
-
-async def test_a_bad_gpu_is_told_without_delay_and_waits_for_no_inventory_change_that_does():
-    loop = asyncio.get_running_loop()
-    grown = ill(an_inventory(count=3, generation=3))
-
-    async with reporting(chance=0.9) as room:
-        await room.settled()
-        began = loop.time()
-        room.inventory.set(ill(an_inventory()))
-        await room.settled()
-        assert (began, 1) == (loop.time(), room.written("health"))
-        room.inventory.set(grown)
-        await asyncio.sleep(0.5)
-        assert 2 == room.api.writes
-        room.inventory.set(ill(grown, index=1))
-        await room.settled()
-
-    assert pytest.approx(began + 0.5) == loop.time()
-    assert 3 == room.api.writes
-
-
-async def test_retry_after_is_respected_by_health_too():
-    loop = asyncio.get_running_loop()
-
-    async with reported() as room:
-        began = loop.time()
-        room.api.fail(ApiThrottled("busy", status=429, retry_after=20), call="annotate_node")
-        room.inventory.set(ill(an_inventory()))
-        await asyncio.sleep(5)
-        room.inventory.set(ill(ill(an_inventory()), index=1))
-        await room.settled()
-
-    assert began + 20 == loop.time()
-
-
-async def test_without_any_gpu_left_the_known_ones_are_told_unhealthy_and_never_an_empty_list():
-    async with reported() as room:
-        room.inventory.set(Inventory(generation=2))
-        await room.settled()
-
-        left = decode_register(room.says(REGISTER) or "")
-        assert [False, False] == [gpu.healthy for gpu in left]
-
-
-@pytest.mark.parametrize(
-    ("inventory", "held"),
-    [(Inventory(), {REGISTER: text_of(an_inventory())}), (Inventory(generation=1), {})],
-    ids=["before the first scan", "a node that never had GPUs"],
-)
-async def test_without_a_gpu_to_tell_of_nothing_is_written(inventory, held):
-    async with reporting(held, inventory=inventory) as room:
-        await asyncio.sleep(3600)
-        assert ("no GPU has been found yet", 0) == (room.unreported, room.api.writes)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ApiConflict("conflict", status=409),
-        ApiThrottled("too many requests", status=429, retry_after=7),
-        ApiForbidden("nodes is forbidden", status=403),
-        ApiNotFound("no such Node", status=404),
-        ApiError("internal error", status=500),
-        ApiError("no answer in time"),
-    ],
-    ids=["409", "429", "403", "404", "500", "none"],
-)
-async def test_a_refused_write_is_said_and_tried_again_until_it_is_taken(error: ApiError):
-    async with reported() as room:
-        room.api.fail(error, count=20, call="annotate_node")
-        for second in range(60):  # a change does not end the wait after a failure
+        room.moments.append(f"{loop_time() - room.began:.1f}")
+    elif verb == "gpus":
+        room.inventory.set(of(what))
+    elif verb == "churn":
+        for second in range(int(what)):
             room.inventory.set(an_inventory(count=3, generation=2 + second))
             await asyncio.sleep(1)
-        assert room.unreported
-        assert str(error) == room.unreported
-        tried = room.api.writes
-        await room.settled()
-
-        assert room.told(an_inventory(count=3))
-        assert tried <= 1 + 1 + 60 / (error.retry_after or 5) + 4
-        assert {(str(error.status or "none"),): 20} == dict(room.reporter.failures.items())
-
-
-async def test_the_end_of_an_outage_ends_the_wait_of_what_it_held_up():
-    async with reported() as room:
-        room.api.begin_outage()
-        await asyncio.sleep(20)
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(69)
-        room.api.end_outage()  # the watch tries it 9 s from now
-        room.api.edit_node({"other": "x"})
-        await room.node.until(lambda node: node is not None and "other" in node.annotations)
-        await asyncio.sleep(SPREAD)
-
-        assert room.told(an_inventory(count=3))
+    elif verb == "fight":
+        form = THEIRS if room.settings.value != COLON else "GPU-theirs,{},1,1,T,0,true,0,:"
+        for number in range(int(what)):
+            room.api.edit_node({REGISTER: form.replace("{}", str(number))})
+            await asyncio.sleep(1)
+    elif verb == "fail":
+        error, _, count = what.partition("x")
+        room.api.fail(ERRORS[error], count=int(count), call="annotate_node")
+    elif verb == "break-watch":
+        room.api.fail(ApiError("connection refused"), call="watch_node")
+        room.api.end_watches()
+    elif verb in SETTINGS:
+        room.settings.set(SETTINGS[verb])
+    else:
+        deeds = {"down": room.api.begin_outage, "up": room.api.end_outage}
+        {"delete": room.api.delete_node, "create": room.api.create_node, **deeds}[verb]()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ApiThrottled("too many requests", status=429),
-        ApiError("not yet", status=503, retry_after=100),
-    ],
-    ids=["429", "retry-after"],
-)
-async def test_the_end_of_an_outage_does_not_end_a_wait_that_the_server_asked_for(error: ApiError):
-    async with reported() as room:
-        room.api.fail(error, count=1000, call="annotate_node")
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(65)
-        tried = room.api.writes
-        for _ in range(5):
-            room.api.fail(ApiError("connection refused"), call="watch_node")
-            room.api.end_watches()
-            await asyncio.sleep(4)
-
-        assert room.api.writes <= tried + 1
+def told(room: Reporting) -> str:
+    """What was written, for which reasons, when it had settled, and what the Node says then."""
+    counts = [f"{reason} {count}" for (reason,), count in room.reporter.writes.items()]
+    parts = [f"{room.api.writes} writes: {', '.join(counts)}"]
+    parts += [f"settled at {' '.join(room.moments)}"] * bool(room.moments)
+    parts += [f"failed {key[0]} {count}" for key, count in room.reporter.failures.items()]
+    text = room.says(REGISTER)
+    gpus = [f"{gpu.index}{'' if gpu.healthy else '-'}" for gpu in read_register(text)]
+    form = "nothing" if text is None else "json" if text.startswith("[") else "records"
+    is_theirs = text is not None and "theirs" in text
+    parts.append("theirs" if is_theirs else " ".join([form, *gpus]))
+    others = set(room.api.node.annotations if room.api.node else ()) - {REGISTER}
+    return " | ".join([*parts, *sorted(others), *(one.reason for one in room.events)]) + (
+        f" | {room.unreported}" * bool(room.unreported)
+    )
 
 
-@pytest.mark.parametrize("is_away", [True, False], ids=["unseen", "seen to go"])
-async def test_a_node_that_was_replaced_gets_its_text_at_once_and_a_gone_one_no_write(is_away):
-    async with reported() as room:
-        if is_away:
-            room.api.begin_outage()
-            await asyncio.sleep(0.1)
-            room.api.delete_node()
-        else:
-            room.api.delete_node()
-            await room.node.until(lambda node: node is None)
-            await asyncio.sleep(600)
-            assert 1 == room.api.writes
-        room.api.create_node()
-        room.api.end_outage()
-        await room.node.until(lambda node: node is not None and node.uid == room.api.node.uid)
-        await asyncio.sleep(1)
-
-        assert room.told(an_inventory())
-        assert (2, 2) == (room.api.writes, room.written("inventory"))
+SCENARIOS = scenarios("report_scenarios.txt")
 
 
-async def fight(room: Reporting, rounds: int) -> None:
-    """The other writer comes back a second after each of our writes."""
-    for count in range(rounds):
-        room.api.edit_node({REGISTER: THEIRS.replace("1", str(count))})
-        await asyncio.sleep(1)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_what_is_written_and_when_is_told(scenario):
+    first, *words = scenario.split()
+    chance = float(first.partition("=")[2] or 0) if first.startswith("chance") else 0.0
+    given = GIVEN.get(first), SETTINGS.get(first)
+    async with reporting(
+        HELD.get(words[0] if first in GIVEN else first),
+        inventory=given[0],
+        settings=given[1],
+        chance=chance,
+    ) as room:
+        for word in words if first in {*GIVEN, *SETTINGS, *HELD} or chance else [first, *words]:
+            if word not in HELD:
+                await do(room, word)
+        assert SCENARIOS[scenario] == told(room)
 
 
-async def test_five_rounds_are_put_right_and_then_one_in_two_minutes():
-    async with reported() as room:
-        await fight(room, 5)
-        assert room.told(an_inventory())
-        assert [] == room.events
-
-        await fight(room, 1)
-        before = room.api.writes
-        await fight(room, 100)
-        assert before == room.api.writes
-        assert CONFLICT == room.unreported
-        (event,) = room.events
-        assert ("ReportConflict", CONFLICT, True) == (event.reason, event.text, event.warning)
-        assert REGISTER in CONFLICT
-        assert "stop the other device plugin" in CONFLICT
-        began = asyncio.get_running_loop().time()
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await room.settled()  # what is new is written at once
-        assert (began, before + 1) == (asyncio.get_running_loop().time(), room.api.writes)
-        await fight(room, 1200)
-        assert before + 10 <= room.api.writes <= before + 12
-
-        await asyncio.sleep(120)
-        assert room.told(room.inventory.value)
-        assert not room.unreported
+def test_a_conflict_says_which_annotation_it_is_about_and_what_to_do():
+    assert REGISTER in CONFLICT
+    assert "stop the other device plugin" in CONFLICT
 
 
 async def test_two_agents_on_one_node_do_not_fight_over_the_same_inventory():
@@ -360,33 +278,6 @@ async def test_the_text_has_records_and_a_stamp_is_written_every_30_seconds_and_
         assert ("Reported", START + dt.timedelta(seconds=3630)) == stamped()
 
 
-async def test_no_stamp_is_written_while_another_writer_is_left_alone():
-    async with reported(COLON) as room:
-        for _ in range(6):
-            room.api.edit_node({REGISTER: "GPU-theirs,1,1,1,T,0,true,0,:"})
-            await asyncio.sleep(1)
-        before = room.api.writes
-        await asyncio.sleep(100)
-
-        assert before == room.api.writes
-        assert CONFLICT == room.unreported
-
-
-async def test_a_scheduler_that_was_updated_gets_its_text_with_the_changed_setting():
-    async with reported(COLON) as room:
-        room.settings.set(ReportSettings())
-        await room.settled()
-        writes = room.api.writes
-        await asyncio.sleep(3600)
-
-        assert (room.says(REGISTER) or "").startswith("[{")
-        assert room.says(HANDSHAKE) is None
-        assert writes == room.api.writes
-        room.settings.set(COLON)
-        await room.settled()
-        assert (room.says(REGISTER) or "").endswith(":")
-
-
 async def test_the_score_is_beside_the_text_as_long_as_it_is_asked_for():
     linked = [
         a_shared_gpu(gpu=a_gpu(index=n, links=(Link(a_uuid(1 - n), PciPath.SAME_CPU, 2),)))
@@ -423,7 +314,7 @@ async def test_of_an_observer_every_change_is_told_and_none_written_whatever_oth
             await asyncio.sleep(5)
             assert {} == room.reporter.pending
             for _ in range(100):
-                room.api.edit_node({REGISTER: THEIRS, HANDSHAKE: "Requesting_2026-08-21 06:20:50"})
+                room.api.edit_node({REGISTER: "[]", HANDSHAKE: "Requesting_2026-08-21 06:20:50"})
                 await asyncio.sleep(1)
                 room.api.edit_node({REGISTER: None})
                 await asyncio.sleep(1)
