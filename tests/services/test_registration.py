@@ -128,7 +128,7 @@ class KubeletSide(KubeletDirectory):
         self.files.add(self._endpoint)
 
 
-ANSWERS = {
+ANSWERS: dict[str, Exception | str] = {
     "stream": "a stream",
     "nothing": "",
     "broken": KubeletError("kubelet.sock refuses connections"),
@@ -155,7 +155,7 @@ class RegistrationScene:
         `answer=nothing`, `delay=1`, `bind_delay=1`: how Register and binds are from now on.
         """
         side, (verb, _, what) = self.side, word.partition("=")
-        deeds: dict[str, Callable[[], None]] = {
+        deeds: dict[str, Callable[[], object]] = {
             "start": side.start_kubelet,
             "stop": side.stop_kubelet,
             "touch": side.touch_kubelet,

@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NoReturn
 
 import msgspec
@@ -193,8 +193,13 @@ async def do(room: Reporting, word: str) -> None:
     elif verb in SETTINGS:
         room.settings.set(SETTINGS[verb])
     else:
-        deeds = {"down": room.api.begin_outage, "up": room.api.end_outage}
-        {"delete": room.api.delete_node, "create": room.api.create_node, **deeds}[verb]()
+        deeds: dict[str, Callable[[], object]] = {
+            "down": room.api.begin_outage,
+            "up": room.api.end_outage,
+            "delete": room.api.delete_node,
+            "create": room.api.create_node,
+        }
+        deeds[verb]()
 
 
 def told(room: Reporting) -> str:
