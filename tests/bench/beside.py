@@ -26,8 +26,8 @@ from tests.peers.lab.agents import RESOURCE, Agent
 from tests.peers.lab.cluster import Cluster, open_cluster
 from tests.peers.lab.control import NODE
 from tests.peers.lab.part import Part, until, until_answer
-from tests.peers.lab.placement import REGISTERED, klog_stamp, wall
 from tests.peers.lab.placing import Programs
+from tests.peers.lab.pods import REGISTERED, klog_stamp, wall
 from tests.peers.lab.running import account_token
 
 GPUS = 8
@@ -134,7 +134,6 @@ class RealBed:
         await agent.part.kill()
         self.cluster.agents.remove(agent)
         self.cluster.forget_agent_state()
-        self.cluster.forget_history()
 
     def _agent(self, name: str, command: tuple[str, ...]) -> Agent:
         space = self.cluster.space
