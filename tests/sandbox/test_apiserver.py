@@ -12,9 +12,8 @@ import pytest
 from agent.sandbox.store import GoneError, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
-from tests.peers.lab.control import NODE_USER
+from tests.peers.lab.control import NODE_PATH, NODE_USER
 from tests.peers.lab.servers import (
-    NODE_PATH,
     NODES,
     OTHER_NODE,
     OWN_POD,
