@@ -169,6 +169,7 @@ SELECTED = {
     "spec.nodeName%3Dnode-b,status.phase%3DRunning": [],
     "metadata.name%3Dpa,metadata.namespace%3Ddefault": [OWN_POD],
     f"metadata.name%3D{FREE_POD},spec.nodeName%3D": [FREE_POD],
+    "spec.nodeName%3Dnobody-has-it": [],
 }
 
 
