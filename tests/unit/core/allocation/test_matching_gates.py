@@ -87,62 +87,47 @@ WARM_UP = (a_container(name="warm-up", role=Role.INIT), a_container())
 LESS = (a_container(asks={"mem": 2999, "cores": 30}),)
 UNPLACED = named_pod(1, annotations={}, groups=((a_share(uuid=G1),),))
 REPLAY = changed(admitting(POD, rows=(row_of(POD),)), lock=None)
+MORE = changed(given(f"{G1},NVIDIA,3000,0:;", containers=LESS), settings=CHECKED)
+ANOTHERS = knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,))
+BLIND = changed(a_scene(), table=PodTable(), listed=True, list_failed=True)
+DROPPED = a_pod(name="train-1", containers=(BIG,))
+ELSEWHERE = a_pod(name="train-1", annotations=annotated(node="node-9"))
+TWO_GPUS = changed(given(f"{ONE};", containers=(a_container(count=2),)), count=2)
+HERE = given(f"{ONE};")
 SCENES = {
     "nobody is admitted": now(knowing(a_scene(POD, lock=POD), absent=(POD,))),
     "nobody asks for as many": changed(admitting(POD), count=7),
     "two are admitted": admitting(POD, OTHER),
     "it was deleted": now(knowing(a_scene(gone=(POD,), lock=POD), holding(POD))),
-    "the lock is another's": now(
-        knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,))
-    ),
+    "the lock is another's": now(ANOTHERS),
     "there is no lock": changed(admitting(POD), lock=None),
-    "its author chose the node, and the name of the lock's owner": admitting(
-        named_pod(1, scheduled=False)
-    ),
+    "its author chose the node": admitting(named_pod(1, scheduled=False)),
     "the lock names nobody": changed(admitting(POD), lock=a_lock(name="")),
-    "it asks in an init container alone": changed(admitting(INIT_ONLY), lock=None, settings=STRICT),
-    "it asks in an init container alone, and another scheduler bound it": changed(
-        admitting(UNBOUND), lock=None
-    ),
-    "its annotation gives it more than it asks for": changed(
-        given(f"{G1},NVIDIA,3000,0:;", containers=LESS), settings=CHECKED
-    ),
+    "an init container alone asks": changed(admitting(INIT_ONLY), lock=None, settings=STRICT),
+    "another scheduler bound it": changed(admitting(UNBOUND), lock=None),
+    "its annotation gives it more than it asks for": MORE,
     "it is static": admitting(named_pod(1, static=True)),
     "an old kubelet, and two may ask": now(without_witness(a_scene(POD, OTHER))),
     "an old kubelet, and the lone pod's lock is gone": now(without_witness(REPLAY)),
-    "an old kubelet, and it asks in an init container alone": now(
-        without_witness(a_scene(INIT_ONLY))
-    ),
-    "the API server is away": changed(a_scene(), table=PodTable(), listed=True, list_failed=True),
+    "an old kubelet, and an init container alone asks": now(without_witness(a_scene(INIT_ONLY))),
+    "the API server is away": BLIND,
     "nothing was written": admitting(a_pod(name="train-1", annotations={})),
     "no GPU was written": given(";"),
-    "the request was dropped": admitting(a_pod(name="train-1", containers=(BIG,))),
-    "the request was dropped, and the annotation is forged": given(
-        f"{ONE};{ONE};", containers=TWICE
-    ),
+    "the request was dropped": admitting(DROPPED),
+    "the request was dropped, and the annotation is forged": given(f"{ONE};" * 2, containers=TWICE),
     "the text cannot be read": malformed("group 0: memory 'x' is not a decimal"),
-    "it is for another node": admitting(
-        a_pod(name="train-1", annotations=annotated(node="node-9"))
-    ),
+    "it is for another node": admitting(ELSEWHERE),
     "it names no node": admitting(UNPLACED),
-    "groups and containers differ": given(f"{ONE};{ONE};"),
-    "GPUs and request differ": changed(
-        given(f"{ONE};", containers=(a_container(count=2),)), count=2
-    ),
+    "groups and containers differ": given(f"{ONE};" * 2),
+    "GPUs and request differ": TWO_GPUS,
     "there is no group for the container": given(f"{ONE};", containers=WARM_UP),
     "the GPU is not of this node": given("GPU-elsewhere,NVIDIA,1,1:;"),
-    "the GPU is shared no longer": on_gpu(given(f"{ONE};"), present=False),
-    "no runtime finds the GPU": on_gpu(
-        given(f"{ONE};"), present=False, obstacle="no CDI specification defines it"
-    ),
-    "the GPU is bad": on_gpu(given(f"{ONE};"), condition=Condition.BAD, text="XID 79"),
-    "the GPU is lost": on_gpu(
-        given(f"{ONE};"), present=False, condition=Condition.LOST, cause="H-LOST"
-    ),
+    "the GPU is shared no longer": on_gpu(HERE, present=False),
+    "no runtime finds the GPU": on_gpu(HERE, present=False, obstacle="no CDI name"),
+    "the GPU is bad": on_gpu(HERE, condition=Condition.BAD, text="XID 79"),
+    "the GPU is lost": on_gpu(HERE, present=False, condition=Condition.LOST, cause="H-LOST"),
     "the GPU of a replay is lost": on_gpu(REPLAY, condition=Condition.LOST),
-    "the driver says nothing": on_gpu(
-        given(f"{ONE};"), condition=Condition.UNMONITORED, serving=False
-    ),
+    "the driver says nothing": on_gpu(HERE, condition=Condition.UNMONITORED, serving=False),
     "memory is short": given(f"{G1},NVIDIA,90000,1:;"),
     "compute is short": given(f"{G1},NVIDIA,1,101:;"),
 }
@@ -205,7 +190,7 @@ def test_the_node_is_read_as_hami_after_2_10_takes_a_lock_for_each(settings, que
     assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
 
 
-DROPPED = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
+BIG_INIT = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
 REFUSED = {
     "its author named the node": (lockless(scheduled=False), RefusalReason.NO_LOCK),
     "the kubelet started it before": (lockless(started=True), RefusalReason.NO_LOCK),
@@ -216,7 +201,7 @@ REFUSED = {
         RefusalReason.DROPPED_REQUEST,
     ),
     "hami drops the request of another container": (
-        lockless(INIT, DROPPED, text=f"{ONE};{ONE};"),
+        lockless(INIT, BIG_INIT, text=f"{ONE};{ONE};"),
         RefusalReason.DROPPED_REQUEST,
     ),
     "hami drops the request of its app container, and so takes no lock": (
