@@ -1,78 +1,39 @@
 """What is measured beside the real peers: starts, rest, memory, Allocate."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+from itertools import pairwise
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.state import decode_state
 from tests.bench import process
-from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
+from tests.bench.beside import RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
-from tests.bench.lab import PATIENCE, beside, chill, files
+from tests.bench.lab import PATIENCE, beside
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.control import ADMIN
 from tests.peers.lab.pods import NAMESPACE, a_pod, as_if_generated
 
 STARTS = 2
-"""Starts of each kind for each run."""
+"""Starts for each run."""
 SETTLED = 10.0
 """Seconds after which nothing of the start is under way any more."""
 WINDOW = 10.0
 WINDOWS = 12
 LONG = 600.0
-CORES = 0.2
-
-Times = list[tuple[float, float]]
-"""Seconds, and seconds on a core, of each start."""
 
 
 async def starts(runs: int) -> list[Figure]:
-    """exec → Register, warm, from disk, and within a part of a core."""
-    tries = runs * STARTS
+    """exec → Register, warm: the first start, which fills the page cache, is left out."""
+    times = list[float]()
     async with open_bed() as bed:
-        # The first of these, which fills the page cache, is left out.
-        warm = (await _starts(bed, tries + 1))[1:]
-        paths = files()
-        cold = await _starts(bed, tries, lambda: chill(paths))
-        slow = (
-            await _starts(bed, tries, at_gate=partial(bed.limit, CORES)) if QUOTA.exists() else []
-        )
-    where = "files of the installation and of Python dropped from the page cache (posix_fadvise)"
-    share = "cgroup v1, cfs_quota_us" if slow else "there is no cgroup v1 to limit it"
-    return [
-        *_start("warm", "exec → Register", warm, "", 500),
-        *_start("cold", "… from disk", cold, where),
-        *_start("quota", f"… within {CORES:g} core", slow, share),
-    ]
-
-
-async def _starts(
-    bed: RealBed,
-    tries: int,
-    prepare: Callable[[], None] = lambda: None,
-    at_gate: Callable[[int], None] = lambda pid: None,
-) -> Times:
-    times: Times = []
-    for _ in range(tries):
-        prepare()
-        one = await bed.start(at_gate=at_gate)
-        await bed.end(one.agent)
-        times.append((one.seconds, one.cpu))
-    return times
-
-
-def _start(
-    name: str, what: str, times: Times, more: str, budget: float | None = None
-) -> list[Figure]:
-    wall, cpu = ([one[part] * 1000 for one in times] for part in (0, 1))
-    how = f"exec → the kubelet's log line of the Register call; {more}"
-    clock = f"the clock of the process in the kernel, at that moment; {more}"
-    return [
-        Figure(f"real_start_{name}", what, "ms", wall, how, budget),
-        Figure(f"real_start_{name}_cpu", f"{what}, CPU", "ms", cpu, clock),
-    ]
+        for _ in range(runs * STARTS + 1):
+            agent, seconds = await bed.start()
+            await bed.end(agent)
+            times.append(seconds * 1000)
+    how = "exec → the kubelet's log line of the Register call"
+    return [Figure("real_start", "exec → Register", "ms", times[1:], how, 500)]
 
 
 async def rest(_: int) -> list[Figure]:
@@ -82,7 +43,7 @@ async def rest(_: int) -> list[Figure]:
     async with open_bed() as bed:
         # The kubelet has nothing to tell, either.
         await bed.calm()
-        agent = (await bed.start()).agent
+        agent, _took = await bed.start()
         await bed.until_up(agent)
         await asyncio.sleep(SETTLED)
         pid = agent.part.pid
@@ -113,9 +74,10 @@ INSIDE = "hami_agent_rpc_duration_seconds"
 async def allocates(_: int) -> list[Figure]:
     """Pods one by one, placed by hand, and after each what it could not do without, by itself."""
     at_kubelet, inside, tolls = list[float](), list[float](), list[tuple[float, float]]()
+    written = list[int]()
     async with open_bed() as bed:
         cluster = bed.cluster
-        agent = (await bed.start()).agent
+        agent, _took = await bed.start()
         await bed.until_up(agent)
         state = cluster.space.view / "var/lib/hami-agent/state.json"
         directory = state.parent / "toll"
@@ -129,6 +91,7 @@ async def allocates(_: int) -> list[Figure]:
                 await cluster.until_running(name)
                 await cluster.until_unlocked()
                 now = await _kubelet_sum(bed), await _agent_sum(agent)
+                written.append(decode_state(state.read_bytes()).generation)
                 told.write(f"{state.stat().st_size} {NAMESPACE} {name}\n".encode())
                 async with asyncio.timeout(PATIENCE):
                     disk, question = map(float, (await said.readline()).split())
@@ -141,10 +104,13 @@ async def allocates(_: int) -> list[Figure]:
     how = f"{KUBELET} of each of {PODS} pods, one after the other"
     over = [took / sum(floor) for took, floor in zip(inside, tolls, strict=True)]
     paired = f"{INSIDE} of each pod and what disk and question took by themselves just after"
+    writes = [float(after - before) for before, after in pairwise(written)]
+    settled = "generations of state.json from one settled pod to the next, its end included"
     what = "Allocate at the kubelet"
     return [
         Figure("real_allocate_p50", f"{what}, p50", "ms", at_kubelet, how),
         Figure("real_allocate_p99", f"{what}, p99", "ms", at_kubelet, how, None, 99),
+        Figure("real_state_writes", "writes of the state from pod to pod", "", writes, settled),
         Figure("real_allocate_over", "Allocate in the agent over both", "x", over, paired, 1.3),
     ]
 
