@@ -3,6 +3,8 @@
 Pods without a lock: which of them come from HAMi's scheduler all the same, and get what.
 """
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -191,48 +193,36 @@ def test_the_node_is_read_as_hami_after_2_10_takes_a_lock_for_each(settings, que
 
 
 BIG_INIT = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
+BIG_APP = a_container(name="app", asks={"mem": 3 << 30})
+SECOND = a_container(name="second", role=Role.INIT, asks=ASKS)
+TWO_ASKED = a_container(role=Role.INIT, count=2, asks=ASKS)
 REFUSED = {
-    "its author named the node": (lockless(scheduled=False), RefusalReason.NO_LOCK),
-    "the kubelet started it before": (lockless(started=True), RefusalReason.NO_LOCK),
-    "it is for another scheduler": (lockless(scheduler="mine"), RefusalReason.NO_LOCK),
-    "it names none": (lockless(scheduler=""), RefusalReason.NO_LOCK),
-    "hami drops its request": (
-        lockless(a_container(role=Role.INIT, asks={"mem": 3 << 30})),
-        RefusalReason.DROPPED_REQUEST,
-    ),
-    "hami drops the request of another container": (
-        lockless(INIT, BIG_INIT, text=f"{ONE};{ONE};"),
-        RefusalReason.DROPPED_REQUEST,
-    ),
-    "hami drops the request of its app container, and so takes no lock": (
-        lockless(containers=(INIT, a_container(name="app", asks={"mem": 3 << 30}))),
-        RefusalReason.DROPPED_REQUEST,
-    ),
-    **{
-        f"its annotation says {text}": (
-            lockless(text=f"{G1},NVIDIA,{text}:;"),
-            RefusalReason.NOT_AS_REQUESTED,
-        )
-        for text in ("3001,30", "2999,30", "3000,31", "3000,29", "3000,0", "0,30")
-    },
-    "one of its two GPUs has more": (
-        lockless(
-            a_container(role=Role.INIT, count=2, asks=ASKS), text=f"{ONE}{G2},NVIDIA,4000,30:;"
+    # Its author named the node, the kubelet started it before, it is another scheduler's or none's.
+    RefusalReason.NO_LOCK: [
+        *(lockless(scheduled=False), lockless(started=True)),
+        *(lockless(scheduler="mine"), lockless(scheduler="")),
+    ],
+    # HAMi drops its request, another container's, or that of its app, and so takes no lock.
+    RefusalReason.DROPPED_REQUEST: [
+        *(lockless(BIG_INIT), lockless(INIT, BIG_INIT, text=f"{ONE};{ONE};")),
+        lockless(containers=(INIT, BIG_APP)),
+    ],
+    # Its annotation says something else, maybe of one of two GPUs.
+    RefusalReason.NOT_AS_REQUESTED: [
+        *(
+            lockless(text=f"{G1},NVIDIA,{text}:;")
+            for text in ("3001,30", "2999,30", "3000,31", "3000,29", "3000,0", "0,30")
         ),
-        RefusalReason.NOT_AS_REQUESTED,
-    ),
-    "there is an annotation for one of two": (
-        lockless(INIT, a_container(name="second", role=Role.INIT, asks=ASKS)),
-        RefusalReason.COUNT_MISMATCH,
-    ),
+        lockless(TWO_ASKED, text=f"{ONE}{G2},NVIDIA,4000,30:;"),
+    ],
+    RefusalReason.COUNT_MISMATCH: [lockless(INIT, SECOND)],
 }
 
 
-@pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
-def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalReason]) -> None:
-    pod, gate = row
-    count = pod.gpu_containers[0].count
-    for lock in (None, a_lock(name="other")):
+@pytest.mark.parametrize("gate", REFUSED, ids=lambda gate: gate.name)
+def test_what_hamis_scheduler_did_not_do_is_refused(gate: RefusalReason) -> None:
+    for pod, lock in itertools.product(REFUSED[gate], (None, a_lock(name="other"))):
+        count = pod.gpu_containers[0].count
         assert gate.name == said(settled(pod, lock=lock, waited=True), count)
 
 
