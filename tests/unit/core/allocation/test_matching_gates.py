@@ -5,8 +5,8 @@ Pods without a lock: which of them come from HAMi's scheduler all the same, and 
 
 import itertools
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.allocate.match import Evidence, MatchSettings, decide
 from agent.allocate.room import RequestRules
@@ -46,7 +46,7 @@ from tests.unit.rows import rows_of
 
 POD, OTHER = named_pod(1), named_pod(2)
 INIT_ONLY = named_pod(1, containers=(a_container(role=Role.INIT),))
-UNBOUND = msgspec.structs.replace(INIT_ONLY, scheduler="default-scheduler")
+UNBOUND = replace(INIT_ONLY, scheduler="default-scheduler")
 BIG = a_container(asks={"mem": 3 << 30})
 CHECKED = MatchSettings(node=NODE, requests=RequestRules(known=True))
 

@@ -7,8 +7,8 @@ import datetime as dt
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.health import judge
 from agent.health.judge import HealthSettings, XidClass, missing, past, xid_class, xid_name
@@ -51,7 +51,7 @@ SIGNS = {
     **{f"advise-{action}": GpuSigns(recovery=action) for action in RecoveryAction},
     **{f"fabric-{state}": GpuSigns(fabric=state) for state in FabricState},
 }
-REPORTS |= {name: msgspec.structs.replace(PASSED, signs=sign) for name, sign in SIGNS.items()}
+REPORTS |= {name: replace(PASSED, signs=sign) for name, sign in SIGNS.items()}
 
 
 def report_of(name: str) -> DriverEvent | Probe:

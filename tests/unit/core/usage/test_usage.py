@@ -5,8 +5,8 @@ What a container uses: the sums over its live processes, and whose GPU a number 
 
 import datetime as dt
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.hami.region import MemoryUse, Region, RegionChange, RegionGpu, RegionProcess, RegionState
 from agent.model import GpuUuid
@@ -33,9 +33,7 @@ def test_whose_a_number_of_a_region_is_and_whether_it_counts(words: str, expecte
 
 
 def a_user(region, *, priority=1, gpus=(G1,), work=None):
-    row = msgspec.structs.replace(
-        a_row(shares=[a_share(uuid=gpu) for gpu in gpus]), priority=priority
-    )
+    row = replace(a_row(shares=[a_share(uuid=gpu) for gpu in gpus]), priority=priority)
     return RegionUser(row, region, work)
 
 
@@ -100,7 +98,7 @@ def test_each_round_leaves_the_regions_as_hami_leaves_them(case):
     for before in case["before"]:
         uuids = [GpuUuid(uuid) for uuid in before["uuids"]]
         row = a_row(shares=[a_share(uuid=uuid) for uuid in uuids])
-        rows[before["name"]] = msgspec.structs.replace(row, priority=before["priority"])
+        rows[before["name"]] = replace(row, priority=before["priority"])
         regions[before["name"]] = a_region(
             *uuids,
             priority=before["priority"],
