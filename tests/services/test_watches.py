@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import pytest
@@ -106,7 +106,10 @@ async def do(room: WatchesRoom, word: str) -> None:
     if word.startswith("+"):
         await asyncio.sleep(float(word))
     elif word in ("refresh", "look", "read"):
-        looks = {"refresh": room.pods.refresh, "read": room.node.refresh}
+        looks: dict[str, Callable[[], Awaitable[object]]] = {
+            "refresh": room.pods.refresh,
+            "read": room.node.refresh,
+        }
         await (looks[word]() if word in looks else room.pods.find_uid(*ONE.key))
     elif verb == "refresh":
         room.asking += [room.group.create_task(room.pods.refresh()) for _ in range(int(what))]
