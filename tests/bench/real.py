@@ -1,10 +1,12 @@
 """What is measured beside the real peers: starts, rest, memory, Allocate."""
 
 import asyncio
+from itertools import pairwise
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.state import decode_state
 from tests.bench import process
 from tests.bench.beside import RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
@@ -72,6 +74,7 @@ INSIDE = "hami_agent_rpc_duration_seconds"
 async def allocates(_: int) -> list[Figure]:
     """Pods one by one, placed by hand, and after each what it could not do without, by itself."""
     at_kubelet, inside, tolls = list[float](), list[float](), list[tuple[float, float]]()
+    written = list[int]()
     async with open_bed() as bed:
         cluster = bed.cluster
         agent, _took = await bed.start()
@@ -88,6 +91,7 @@ async def allocates(_: int) -> list[Figure]:
                 await cluster.until_running(name)
                 await cluster.until_unlocked()
                 now = await _kubelet_sum(bed), await _agent_sum(agent)
+                written.append(decode_state(state.read_bytes()).generation)
                 told.write(f"{state.stat().st_size} {NAMESPACE} {name}\n".encode())
                 async with asyncio.timeout(PATIENCE):
                     disk, question = map(float, (await said.readline()).split())
@@ -100,10 +104,13 @@ async def allocates(_: int) -> list[Figure]:
     how = f"{KUBELET} of each of {PODS} pods, one after the other"
     over = [took / sum(floor) for took, floor in zip(inside, tolls, strict=True)]
     paired = f"{INSIDE} of each pod and what disk and question took by themselves just after"
+    writes = [float(after - before) for before, after in pairwise(written)]
+    settled = "generations of state.json from one settled pod to the next, its end included"
     what = "Allocate at the kubelet"
     return [
         Figure("real_allocate_p50", f"{what}, p50", "ms", at_kubelet, how),
         Figure("real_allocate_p99", f"{what}, p99", "ms", at_kubelet, how, None, 99),
+        Figure("real_state_writes", "writes of the state from pod to pod", "", writes, settled),
         Figure("real_allocate_over", "Allocate in the agent over both", "x", over, paired, 1.3),
     ]
 
