@@ -1,4 +1,4 @@
-"""How often the agent wakes while nothing happens: all its standing tasks on virtual time.
+"""What the agent does while nothing happens: how often it wakes, and that it writes nothing.
 
 Doors and clients need sockets; tests/bench counts the wake-ups of a whole process.
 """
@@ -13,14 +13,20 @@ import msgspec
 import pytest
 
 from agent.app.main import tell_systemd
+from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.ledger import Ledger
+from agent.sandbox.apiserver_requests import merge_patch
 from tests.app.front_node import BEFORE, FrontPlaces, joined, runs
 from tests.app.settings_room import SystemdSide
-from tests.builders import a_gpu, a_row
+from tests.app.story import a_story, told
+from tests.builders import NODE, a_gpu, a_row, a_uuid
 from tests.fakes.driver import ScriptedDriver
+from tests.machine.world import MachineWorld
 from tests.services.at_work import at_work
 
 GPUS = 8
+HOUR, LONG = 3600.0, 300.0
+"""Seconds; after the second whatever was begun is over."""
 START = 302.5
 """Seconds after which nothing of a start is under way any more."""
 MINUTES = 10
@@ -115,3 +121,74 @@ async def test_at_rest_the_loop_wakes_at_shared_ticks_and_each_thread_once_a_rou
 
     assert {0.0: 12, 0.1: 12, 0.2: 6, 0.3: 6} == loop
     assert {"clearing": 1, "disk": 6, "gpus": 12, "state": 6, **more} == threads
+
+
+# An idle hour of the whole node, its kubelet and its agent: nothing is written to the API server.
+
+
+async def nothing(_: MachineWorld) -> None:
+    return
+
+
+async def same_settings(world: MachineWorld) -> None:
+    world.set_split(world.split)
+
+
+async def an_outage_of_the_api_server(world: MachineWorld) -> None:
+    world.faults.change(is_down=True, list_fails=False)
+    await asyncio.sleep(LONG)
+    world.faults.clear()
+
+
+async def what_others_write_on_the_node(world: MachineWorld) -> None:
+    """A heartbeat, a label, a cordon, an annotation like ours, a scheduler's handshake."""
+    notes = ({CORDON: a_uuid(0)}, {"hami.io/node-register-other": "x"})
+    asked = ({HANDSHAKE: "Requesting_2026-08-21 06:20:50"}, {HANDSHAKE: None})
+    for changes in (
+        {"status": {"phase": "Running"}},
+        {"metadata": {"labels": {"zone": "a"}}},
+        *({"metadata": {"annotations": one}} for one in (*notes, *asked)),
+    ):
+        world.store.update("nodes", "", NODE, lambda held, new=changes: merge_patch(held, new))
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    "happening",
+    [
+        nothing,
+        lambda world: world.restart_kubelet(lose=False),
+        lambda world: world.restart_kubelet(lose=True),
+        lambda world: world.stop_kubelet(LONG),
+        same_settings,
+        an_outage_of_the_api_server,
+        what_others_write_on_the_node,
+    ],
+    ids=["nothing", "new", "without its records", "away", "same settings", "outage", "others"],
+)
+@told
+async def test_nothing_that_leaves_the_node_as_it_is_makes_the_agent_write(happening):
+    async with a_story() as story:
+        await story.runs("p")
+        await asyncio.sleep(LONG)
+        before = story.world.agent.api.writes, register(story)
+
+        await happening(story.world)
+        await asyncio.sleep(HOUR)
+
+        assert before == (story.world.agent.api.writes, register(story))
+
+
+@told
+async def test_nor_does_an_agent_write_that_was_killed_and_starts_again():
+    async with a_story() as story:
+        await story.runs("p")
+        await asyncio.sleep(LONG)
+        story.world.kill_agent()
+        await asyncio.sleep(HOUR)
+
+        assert 0 == story.world.agent.api.writes
+
+
+def register(story) -> str:
+    return story.world.store.get("nodes", "", NODE)["metadata"]["annotations"][REGISTER]

@@ -1,23 +1,23 @@
 """A node that would refuse every new pod offers nothing, to kubelet and scheduler, until mended."""
 
 import asyncio
+import contextlib
 import errno
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from agent.allocate.match import UnlockedPods
 from agent.allocate.service import DISK_BUDGET
 from agent.errors import DriverMissing, Refusal, RefusalReason, StateError
 from agent.inventory import SPECIFICATIONS_DEADLINE
-from agent.ledger import Ledger, State
+from agent.ledger import Ledger
 from agent.model import Condition, slice_id
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.disk import GatedDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.services.allocation.allocating import Desk, ids, placed
+from tests.services.allocation.allocating import ids, placed
 from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))
@@ -30,8 +30,8 @@ LIMITS = PLAIN + "plain: {memoryLimits: true}\n"
 ROW = a_row(shares=(a_share(uuid=G1),), slice_ids=(slice_id(G1, 2),))
 
 
-def two_gpus() -> ScriptedDriver:
-    return ScriptedDriver([a_gpu(index=number) for number in range(2)])
+def of_gpus(count: int = 2) -> ScriptedDriver:
+    return ScriptedDriver([a_gpu(index=number) for number in range(count)])
 
 
 def offered(node: FrontNode) -> tuple[list[str], list[str]]:
@@ -57,7 +57,7 @@ class DamagedNode:
 
     def __init__(self, plugins: Path) -> None:
         self.plugins = plugins
-        self.driver = ScriptedDriver([a_gpu(index=number) for number in range(2)])
+        self.driver = of_gpus()
         self.places = FrontPlaces()
         self.plugins.mkdir()
         self.mend()
@@ -108,7 +108,7 @@ async def test_what_would_refuse_every_pod_takes_all_slices_until_it_is_mended(
 async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_first_list_on():
     places = FrontPlaces()
     places.hooks.missing = LIBRARY
-    async with running(joined(two_gpus(), places=places)) as node:
+    async with running(joined(of_gpus(), places=places)) as node:
         assert ([], []) == offered(node)
         assert 1 == node.front.facts.slices.value.generation
 
@@ -116,7 +116,7 @@ async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_
 async def test_who_holds_a_slice_keeps_it_listed_and_healthy_gpus_stay_so_for_the_answers():
     places = FrontPlaces()
     holding = msgspec.structs.replace(BEFORE, ledger=Ledger((ROW,)))
-    async with running(joined(two_gpus(), holding, places=places)) as node:
+    async with running(joined(of_gpus(), holding, places=places)) as node:
         before = {uuid: group.ids for uuid, group in node.groups.items()}
         places.lose(*LIBRARY)
         await asyncio.sleep(WITHIN)
@@ -135,7 +135,7 @@ async def test_plain_mode_withholds_for_its_state_and_for_a_library_that_it_moun
 ):
     places = FrontPlaces()
     places.hooks.missing, places.hooks.failure = LIBRARY, READ_ONLY
-    async with running(joined(two_gpus(), settings=SETTINGS + settings, places=places)) as node:
+    async with running(joined(of_gpus(), settings=SETTINGS + settings, places=places)) as node:
         if not is_written:
             places.disk.faults.fail_at(0, errno.EROFS, times=1000)
             with pytest.raises(StateError):
@@ -165,8 +165,9 @@ def places_of(*gpus: str) -> FrontPlaces:
 
 
 def three(settings: str, places: FrontPlaces, state=BEFORE):
-    driver = ScriptedDriver([a_gpu(index=number) for number in range(3)])
-    return joined(driver, state, settings=f"{SETTINGS}allocation: {{{settings}}}\n", places=places)
+    return joined(
+        of_gpus(3), state, settings=f"{SETTINGS}allocation: {{{settings}}}\n", places=places
+    )
 
 
 @pytest.mark.parametrize(
@@ -319,33 +320,31 @@ async def test_a_bad_gpu_that_is_also_undefined_is_called_bad():
 
 
 class StallingNode:
-    """A node that can answer, beside what decides whether it offers slices."""
+    """A node that can answer; how many GPUs were on offer whenever its list changed."""
 
-    def __init__(self):
-        self.disk = GatedDisk()
-        self.places = FrontPlaces(disk=self.disk)
-        self.front = joined(two_gpus(), places=self.places)
-        hooks = self.places.hooks
-        self.desk = Desk(State(), self.disk, UnlockedPods.STRICT, self.front, hooks)
-        self.changes = []
-        """When the kubelet's list changed, and how many GPUs were on offer."""
+    def __init__(self, front, places):
+        self.front, self.places, self.desk = front, places, front.desk()
+        self.gates = {"state": places.disk.gate, "directory": places.hooks.gate}
+        self.offers = []
 
     async def watch(self):
-        async for _ in self.front.facts.slices.follow():
-            groups = self.front.facts.slices.value.groups
-            now = asyncio.get_running_loop().time()
-            self.changes.append((now, sum(group.healthy for group in groups)))
+        async for listed in self.front.front.facts.slices.follow():
+            self.offers.append(sum(group.healthy for group in listed.groups))
 
-    @property
-    def gates(self):
-        return {"state": self.disk.gate, "directory": self.places.hooks.gate}
+
+@contextlib.asynccontextmanager
+async def stalling():
+    places = FrontPlaces(disk=GatedDisk())
+    async with running(joined(of_gpus(), places=places)) as front:
+        node = StallingNode(front, places)
+        async with at_work(node.watch):
+            yield node
 
 
 @pytest.mark.parametrize("place", ["state", "directory"])
 @pytest.mark.parametrize("seconds", [0.5, 5, 9])
 async def test_a_stall_is_waited_for_and_takes_no_slice(place, seconds):
-    node = StallingNode()
-    async with running(node.front) as front, at_work(node.watch):
+    async with stalling() as node:
         pod = node.desk.bind(placed(1))
         gate, loop = node.gates[place], asyncio.get_running_loop()
         gate.clear()
@@ -356,16 +355,15 @@ async def test_a_stall_is_waited_for_and_takes_no_slice(place, seconds):
         assert seconds == pytest.approx(loop.time() - began, abs=0.1)
         assert [pod.uid] == [row.key.pod_uid for row in node.desk.ledger.rows]
         await asyncio.sleep(60)
-        assert {2} == {count for _, count in node.changes}
-        assert [] == front.told
+        assert {2} == set(node.offers)
+        assert [] == node.front.told
 
 
 @pytest.mark.parametrize("place", ["state", "directory"])
 async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back_with_its_answer(
     place,
 ):
-    node = StallingNode()
-    async with running(node.front) as front, at_work(node.watch):
+    async with stalling() as node:
         node.desk.bind(placed(1))
         gate, loop = node.gates[place], asyncio.get_running_loop()
         gate.clear()
@@ -374,40 +372,38 @@ async def test_a_silent_disk_takes_the_slices_with_the_refusal_and_they_are_back
             await node.desk.service.allocate(ids(0))
         refused = loop.time() - began
         await asyncio.sleep(0.05)
-        assert ([], []) == offered(front)
+        assert ([], []) == offered(node.front)
         await asyncio.sleep(1 + 30 * (place == "state"))
-        assert ([], []) == offered(front)
+        assert ([], []) == offered(node.front)
         gate.set()
         await asyncio.sleep(1)
 
         assert DISK_BUDGET == pytest.approx(refused, abs=0.1)
-        assert (2, 2) == tuple(map(len, offered(front)))
-        assert ["NothingOffered", "SlicesOffered"] == front.reasons
-        assert [2, 0, 2] == [count for _, count in node.changes][-3:]
+        assert (2, 2) == tuple(map(len, offered(node.front)))
+        assert ["NothingOffered", "SlicesOffered"] == node.front.reasons
+        assert [2, 0, 2] == node.offers[-3:]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS])
 async def test_an_error_of_the_disk_takes_the_slices_until_it_is_over(code):
-    node = StallingNode()
-    async with running(node.front) as front:
+    async with stalling() as node:
         node.desk.bind(placed(1))
         node.places.disk.faults.fail_at(0, code, times=1000)
         with pytest.raises(Refusal) as refused:
             await node.desk.service.allocate(ids(0))
         await asyncio.sleep(0.5)
         assert RefusalReason.STATE_UNWRITABLE is refused.value.gate
-        assert ([], []) == offered(front)
+        assert ([], []) == offered(node.front)
         await asyncio.sleep(30)
-        assert ([], []) == offered(front)
+        assert ([], []) == offered(node.front)
         node.places.disk.faults.revive()
         await asyncio.sleep(1.01)
 
-        assert (2, 2) == tuple(map(len, offered(front)))
+        assert (2, 2) == tuple(map(len, offered(node.front)))
 
 
 async def test_a_slow_disk_that_always_answers_never_takes_a_slice():
-    node = StallingNode()
-    async with running(node.front), at_work(node.watch):
+    async with stalling() as node:
         loop, gate = asyncio.get_running_loop(), node.gates["state"]
         for number in range(20):
             pod = node.desk.bind(placed(number))
@@ -417,4 +413,4 @@ async def test_a_slow_disk_that_always_answers_never_takes_a_slice():
             node.desk.witness.admit(pod, main=ids(0)[0])
             node.desk.bury(pod)
 
-        assert {2} == {count for _, count in node.changes}
+        assert {2} == set(node.offers)

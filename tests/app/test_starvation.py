@@ -7,7 +7,7 @@ import pytest
 
 from agent.sandbox.apiserver_requests import merge_patch
 from tests.app.story import a_story, told
-from tests.machine.api import SlowGate
+from tests.machine.api import ApiGate
 from tests.machine.kubelet import RESOURCE
 from tests.machine.pods import NAMESPACE, Box, Shape
 from tests.machine.sides import stall, starved
@@ -44,7 +44,7 @@ class PodsInTurn:
     def slow_watches(self, node, pods):
         """From now on frames of the watches come so many seconds late."""
         self.faults.node, self.faults.pods = (
-            SlowGate(self.world.store, late) for late in (node, pods)
+            ApiGate(self.world.store, late) for late in (node, pods)
         )
 
     async def run(self, asked=lambda: None, within=60.0, *, generated=False):

@@ -4,15 +4,12 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
+from agent.app.agent import NodeAgent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import HealthSettings
-from agent.health.watch import HealthWatch
-from agent.inventory import Discovery, InventoryKeeper
-from agent.kit.cell import Cell
 from agent.kubelet.door import PluginServer
 from agent.model import (
     LIST_BYTES,
@@ -22,22 +19,21 @@ from agent.model import (
     GpuFault,
     GpuSigns,
     GpuUuid,
-    Inventory,
+    Health,
     Probe,
     ProbeOutcome,
     RecoveryAction,
     Scan,
-    SharingSettings,
-    SliceList,
     Trouble,
 )
-from agent.state import StateService, recover
+from agent.state import recover
 from agent.wire.v1beta1 import Empty, ListAndWatchResponse
+from tests.app.front_node import PATHS, FrontPlaces, joined
 from tests.builders import a_gpu, a_uuid
-from tests.fakes.chance import Seeded
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.machine.sides import VirtualClock, VirtualLoop
+from tests.machine.sides import VirtualLoop
+from tests.services.at_work import at_work
 
 GPUS = 3
 UUIDS = tuple(a_uuid(n) for n in range(GPUS))
@@ -100,85 +96,36 @@ class AnyDriver(ScriptedDriver):
 
 # One life of the agent's health, from a driver to the bytes of its lists.
 
-SLICES = 10
-SETTINGS = HealthSettings(probe_interval=20.0)
+OWN = f"health: {{probePeriod: 20}}\n{PATHS}"
 
 
-class _LifeDisk:
+class _LifeDisk(MemoryDisk):
     """The disk of one life: a dead one writes no more."""
 
-    place = "/state"
-
     def __init__(self, disk: MemoryDisk) -> None:
-        self._disk = disk
+        super().__init__()
+        self.files, self.faults = disk.files, disk.faults
         self.is_dead = False
-
-    async def read(self, name: str) -> bytes | None:
-        return await self._disk.read(name)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         if self.is_dead:
             raise StateError("the process was killed")
         await asyncio.sleep(0.002)
-        await self._disk.replace(name, data, keep=keep)
+        await super().replace(name, data, keep=keep)
 
 
 class GpuStream:
     """One kubelet's stream of lists."""
 
-    def __init__(self) -> None:
+    def __init__(self, plugin: PluginServer) -> None:
         self.frames: list[bytes] = []
         self.looked_at = 0
         """Frames that were looked at before."""
-        self.task: asyncio.Task[None] | None = None
+        self.task = asyncio.get_running_loop().create_task(self._read(plugin))
 
-    async def read(self, plugin: PluginServer) -> None:
+    async def _read(self, plugin: PluginServer) -> None:
         async for frame in plugin.list_and_watch(Empty()):
             self.frames.append(bytes(frame))
-
-
-class GpuLife:
-    """One life of the agent, from the driver to its streams."""
-
-    def __init__(self, driver: AnyDriver, clock: VirtualClock, disk: MemoryDisk) -> None:
-        self._driver = driver
-        self._clock = clock
-        self.disk = _LifeDisk(disk)
-        self.slices = Cell(SliceList())
-        self.plugin = PluginServer(Path("/plugins"), Cell("nvidia.com/gpu"), self.slices, Seeded())
-
-    async def run(self, boot: str) -> None:
-        found = await recover(self.disk, boot_id=boot, machine_id="m")
-        before = found.state
-        state = StateService(disk=self.disk, recovered=before, boot_id=boot)
-        inventory = Cell(Inventory())
-        self.keeper = InventoryKeeper(
-            inventory,
-            Cell(SharingSettings(split_count=SLICES)),
-            self._clock,
-            before.health,
-            slices=self.slices,
-        )
-
-        def scanned(scan: Scan) -> None:
-            self.keeper.found(scan)
-            watch.scanned(scan)
-
-        discovery = Discovery(self._driver, scanned, ill=lambda _: False)
-        watch = HealthWatch(
-            driver=self._driver,
-            inventory=inventory,
-            judged=self.keeper.judged,
-            remember=state.remember,
-            changed=discovery.rescan,
-            settings=SETTINGS,
-            clock=self._clock,
-            recalled=before.health,
-            boot_changed=bool(before.boot_id) and before.boot_id != boot,
-        )
-        async with asyncio.TaskGroup() as group:
-            for run in (state.run, discovery.run, watch.run):
-                group.create_task(run())
 
 
 # A driver that may do anything, lives of the agent's health, and kubelets that listen.
@@ -186,13 +133,12 @@ class GpuLife:
 # The lists are read as bytes from the real handler of ListAndWatch. What must be is kept here by
 # rules of its own, which know nothing of how the agent judges.
 
-NOTICED = 2 * SETTINGS.probe_interval + 10.0
+HEALTH = HealthSettings(probe_interval=20.0)
+NOTICED = 2 * HEALTH.probe_interval + 10.0
 """Seconds within which a lost or failing GPU is found, if the driver answers."""
 
 MISSED = 70.0
 """Seconds within which a GPU that is listed no more is missed: scans come every minute."""
-
-Health = dict[GpuUuid, bool]
 
 
 @dataclasses.dataclass
@@ -211,7 +157,6 @@ class GpuWorld:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
-        self.clock = VirtualClock(loop)
         self.driver = AnyDriver()
         self.disk = MemoryDisk()
         self.needs: dict[GpuUuid, Need] = {}
@@ -225,28 +170,35 @@ class GpuWorld:
         self.failed_at: dict[GpuUuid, float] = {}
         self.streams: list[GpuStream] = []
         self.boots = 0
-        self.start_agent()
 
     # What happens to the agent and to the kubelet.
 
-    def start_agent(self) -> None:
+    async def start_agent(self) -> None:
         self.driver.restart()
-        self.life = GpuLife(self.driver, self.clock, self.disk)
-        self.task = self.loop.create_task(self.life.run(f"boot-{self.boots}"))
+        self.life_disk, boot = _LifeDisk(self.disk), f"boot-{self.boots}"
+        found = await recover(self.life_disk, boot_id=boot, machine_id="m")
+        places = FrontPlaces(self.life_disk)
+        self.front = joined(self.driver, found.state, boot, OWN, places)
+        self.task = self.loop.create_task(self._live(self.front))
         self.streams = []
-        self.open_stream(stale=True)
+        await self.open_stream(stale=True)
         self.heard_since = self.sound_since = self.loop.time()
 
+    async def _live(self, front: NodeAgent) -> None:
+        async with at_work(front.state.run, front.discovery.run, front.health.run):
+            await asyncio.Event().wait()
+
     async def kill_agent(self) -> None:
-        self.life.disk.is_dead = True
-        for one in (self.task, *(stream.task for stream in self.streams)):
-            if one is not None:
-                one.cancel()
-                await _ended(one)
+        self.life_disk.is_dead = True
+        for task in (self.task, *(stream.task for stream in self.streams)):
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
     async def restart_agent(self) -> None:
         await self.kill_agent()
-        self.start_agent()
+        await self.start_agent()
 
     async def reboot(self) -> None:
         """Every GPU is reset; one that was off the bus comes back."""
@@ -254,17 +206,19 @@ class GpuWorld:
         self.boots += 1
         self.needs.clear()
         self.heal()
-        self.start_agent()
+        await self.start_agent()
 
-    def open_stream(self, *, stale: bool) -> None:
+    async def open_stream(self, *, stale: bool) -> None:
         """The kubelet asks for lists; its older streams live on when they are `stale`."""
         kept = self.streams[-3:] if stale else []
         for old in self.streams:
-            if old not in kept and old.task is not None:
+            if old not in kept:
                 old.task.cancel()
-        stream = GpuStream()
-        stream.task = self.loop.create_task(stream.read(self.life.plugin))
-        self.streams = [*kept, stream]
+        self.streams = [*kept, GpuStream(self.front.server)]
+
+    def known(self, uuid: GpuUuid) -> Health | None:
+        """What the agent takes the GPU for."""
+        return self.front.keeper._health.get(uuid)
 
     # What happens to the driver and its GPUs.
 
@@ -294,7 +248,7 @@ class GpuWorld:
             self.needs[uuid] = need
 
     def _rested(self) -> float:
-        return self.loop.time() + SETTINGS.quiet - 1.0
+        return self.loop.time() + HEALTH.quiet - 1.0
 
     def answer(self, uuid: GpuUuid, outcome: ProbeOutcome) -> None:
         """Probes of the GPU end like this from now on."""
@@ -365,7 +319,7 @@ class GpuWorld:
         for uuid in [u for u in UUIDS if self._is_known_to_refuse(u)]:
             self._must_not_serve(uuid, Need(float("inf"), frozenset({"reset"})))
         for number, stream in enumerate(self.streams):
-            if stream.task is not None and stream.task.done():
+            if stream.task.done():
                 yield f"I8: stream {number} ended: {stream.task.exception()!r}"
             yield from self._of_stream(stream)
         if len({stream.frames[-1] for stream in self.streams if stream.frames}) > 1:
@@ -402,8 +356,8 @@ class GpuWorld:
         lost = self.lost_since.get(uuid, float("inf"))
         since = max(lost, self.heard_since, self.sound_since)
         # Where all that were well fail alike, the driver does, and has that time to answer again.
-        known = self.life.keeper._health.get(uuid)
-        alike = SETTINGS.driver_hang if known and known.silent else 0.0
+        known = self.known(uuid)
+        alike = HEALTH.driver_hang if known and known.silent else 0.0
         if self.driver.sound and self.loop.time() - since > NOTICED + alike:
             yield f"I9: {uuid} is served although it was lost at {since}"
         failing = self.failing_since.get(uuid, float("inf"))
@@ -418,7 +372,7 @@ class GpuWorld:
 
     def can_be_shaken(self, uuid: GpuUuid) -> bool:
         """Whether the GPU is well, has not failed lately, and nothing else is the matter."""
-        known = self.life.keeper._health.get(uuid)
+        known = self.known(uuid)
         since_failed = self.loop.time() - self.failed_at.get(uuid, float("-inf"))
         return (
             self.driver.sound
@@ -427,7 +381,7 @@ class GpuWorld:
             and self.driver.outcomes.get(uuid, ProbeOutcome.PASSED) is ProbeOutcome.PASSED
             and self.driver.told_of(uuid).recovery in {None, RecoveryAction.NONE}
             and not self.driver.told_of(uuid).rows_failed
-            and since_failed > SETTINGS.quiet
+            and since_failed > HEALTH.quiet
         )
 
     @property
@@ -436,7 +390,7 @@ class GpuWorld:
         return len(self.streams[-1].frames)
 
     @property
-    def healthy(self) -> Health:
+    def healthy(self) -> dict[GpuUuid, bool]:
         """Which GPUs the newest stream's kubelet gives out."""
         listed = ListAndWatchResponse.parse(self.streams[-1].frames[-1]).devices
         return {
@@ -448,9 +402,3 @@ class GpuWorld:
 def _served(frame: bytes) -> set[GpuUuid]:
     listed = ListAndWatchResponse.parse(frame).devices
     return {GpuUuid(one.id.rpartition("-")[0]) for one in listed if one.health == "Healthy"}
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    await asyncio.wait({task})
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error

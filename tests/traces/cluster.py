@@ -12,7 +12,7 @@ from agent.cluster import MUTEX_LOCK, NodeView, PodList, PodUid, PodView
 from agent.sandbox.apiserver_requests import merge_patch
 from tests.fakes.chance import NoChance, Seeded
 from tests.fakes.clock import LoopClock
-from tests.machine.api import AgentApi, ApiFaults, SlowGate, Store
+from tests.machine.api import AgentApi, ApiFaults, ApiGate, Store
 from tests.traces.trace import Json, Notes, PodEvent, TracedNodeEvent
 
 STEP = 0.001
@@ -117,7 +117,7 @@ class TracedApi(AgentApi):
     """NodeApi and PodApi over the cluster; what is asked for is noted there."""
 
     def __init__(self, cluster: TracedCluster, *, pods_lag: float, node_lag: float) -> None:
-        gates = SlowGate(cluster, pods_lag), SlowGate(cluster, node_lag)
+        gates = ApiGate(cluster, pods_lag), ApiGate(cluster, node_lag)
         faults = ApiFaults(cluster, *gates)
         super().__init__(cluster, faults, NoChance(), _step, cluster.name)
         self._cluster = cluster

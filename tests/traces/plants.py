@@ -6,7 +6,7 @@ from typing import NoReturn
 import msgspec
 
 from agent import settle
-from agent.allocate import match
+from agent.allocate import match, service
 from agent.cluster import PodUid
 from agent.errors import ApiError
 from agent.settle import Effect, EffectKind, SettlementFacts
@@ -60,7 +60,10 @@ def plants() -> dict[str, Plant]:
             "removal of ",
             0.05,
         ),
-        "row of a namesake": (uid_ignored().patch, "same-name", "another one's directory", 0.05),
+        "row of a namesake": (
+            *(replaced(service, "decide", uid_ignored), "same-name"),
+            *("another one's directory", 0.05),
+        ),
         "pod not looked at": (
             *(replaced(match, "_still_the_same", same_as_before), "deleted-early"),
             *("deleted before", 0.005),

@@ -8,10 +8,8 @@ GPU is served again.
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -26,12 +24,8 @@ from agent.model import (
     RecoveryAction,
 )
 from tests.builders import a_uuid
-from tests.machine.driver import MISSED, NO_ANSWER, SETTINGS, UUIDS, GpuWorld
-from tests.machine.gpu_plants import PLANTS
-from tests.machine.playing import Many, OneHistory, play, play_many
-
-FEW, ENOUGH = 15, 300
-"""Histories of 30 steps: in each run, and for a planted bug to be found."""
+from tests.machine.driver import HEALTH, MISSED, NO_ANSWER, UUIDS, GpuWorld
+from tests.machine.playing import OneHistory
 
 SETTLED = 0.3
 """Seconds after which what happened has reached disk and streams."""
@@ -57,6 +51,7 @@ class GpuHistories(OneHistory):
     def begin(self) -> None:
         async def build() -> GpuWorld:
             world = GpuWorld(self.loop)
+            await world.start_agent()
             await asyncio.sleep(SETTLED)
             return world
 
@@ -92,7 +87,7 @@ class GpuHistories(OneHistory):
     @rule(number=st.sampled_from((54, 48, 79)), times=st.sampled_from((1, 50)))
     def all_are_struck_at_once(self, number, times) -> None:
         events = [DriverEvent(EventKind.XID, uuid, number) for uuid in UUIDS] * times
-        before, known = self.world.lists, self.world.life.keeper._health.values()
+        before, known = self.world.lists, filter(None, map(self.world.known, UUIDS))
         was_lost = any(one.condition is Condition.LOST for one in known)
         self.after(SETTLED, partial(self.world.report, *events))
         # The slices of one that is found missing or back meanwhile change the list, too.
@@ -114,8 +109,8 @@ class GpuHistories(OneHistory):
             return  # nobody sees that it is missing
         self.after(MISSED, partial(world.take_out, gpu))
         self.after(MISSED, partial(world.restore, gpu))
-        known = world.life.keeper._health[gpu]
-        if known.needs_reset and known.cause in {Cause.XID, Cause.ECC} and not known.needs_reboot:
+        known = world.known(gpu)
+        if known.needs_reset and known.cause in (Cause.XID, Cause.ECC) and not known.needs_reboot:
             self.require([f"I9: {gpu} needs a reset although it was away"])
 
     @rule(gpu=gpus, pause=pauses)
@@ -221,7 +216,7 @@ class GpuHistories(OneHistory):
         """All troubles end. What only needs rest has had it after two hours; a boot mends all."""
         try:
             if self.world is not None and not self.is_broken:
-                self.after(SETTINGS.longest_quiet + 200.0, self.world.heal)
+                self.after(HEALTH.longest_quiet + 200.0, self.world.heal)
                 self._all_served_but({uuid for uuid, need in self.world.needs.items() if need})
                 self.after(60.0, self.world.reboot)
                 self._all_served_but(set())
@@ -236,8 +231,7 @@ class GpuHistories(OneHistory):
 
     def _in_need(self) -> set[str]:
         """GPUs of which the driver once said that they need a reset, and nobody has reset."""
-        gpus = self.world.life.keeper
-        return {uuid for uuid, one in gpus._health.items() if one.needs_reset}
+        return {uuid for uuid in UUIDS if (one := self.world.known(uuid)) and one.needs_reset}
 
     def end(self) -> None:
         if self.world is None:
@@ -249,43 +243,3 @@ class GpuHistories(OneHistory):
         self.loop.run_until_complete(asyncio.sleep(0.1))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
-
-
-@pytest.mark.timeout(300)
-def test_no_history_of_a_driver_breaks_an_invariant() -> None:
-    play(GpuHistories, FEW, same_ones=True)
-
-
-@pytest.mark.histories
-@pytest.mark.timeout(7200)
-def test_none_of_ten_thousand_histories_of_a_driver_breaks_an_invariant(
-    many: Many, say: Callable[[str], None]
-) -> None:
-    counted = play_many(GpuHistories, many)
-    say(f"{counted['histories']} histories were clean, from --history-seed={many.first} on")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("breach", "plant"), [(found, one) for found, several in PLANTS.items() for one in several]
-)
-def test_a_planted_bug_in_health_is_found(breach, plant, monkeypatch) -> None:
-    plant(monkeypatch)
-
-    with pytest.raises((AssertionError, BaseExceptionGroup), match=breach):
-        play(GpuHistories, ENOUGH, same_ones=True)
-
-
-def test_two_gpus_that_fail_alike_beside_an_ill_one_are_served_as_long_as_a_driver_that_fails():
-    histories = GpuHistories()
-    histories.begin()
-    try:
-        histories.another_event(gpu=UUIDS[2], kind=EventKind.ECC_DOUBLE, pause=1.5)
-        histories.a_gpu_is_lost(gpu=UUIDS[1], pause=1.5)
-        histories.a_gpu_answers_otherwise(gpu=UUIDS[0], outcome=ProbeOutcome.FAILED, pause=70.5)
-        assert histories.world.healthy[UUIDS[0]]
-        histories.time_passes(seconds=10.0)
-        assert not histories.world.healthy[UUIDS[0]]
-    finally:
-        histories.end()
