@@ -6,7 +6,7 @@ Doors and clients need sockets; tests/bench counts the wake-ups of a whole proce
 import asyncio
 import collections
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from agent.app.main import tell_systemd
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.ledger import Ledger
 from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.store import Json
 from tests.app.front_node import BEFORE, FrontPlaces, joined, runs
 from tests.app.settings_room import SystemdSide
 from tests.app.story import a_story, told
@@ -140,6 +141,10 @@ async def an_outage_of_the_api_server(world: MachineWorld) -> None:
     world.faults.clear()
 
 
+def write(world: MachineWorld, changes: Json) -> None:
+    world.store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
+
+
 async def what_others_write_on_the_node(world: MachineWorld) -> None:
     """A heartbeat, a label, a cordon, an annotation like ours, a scheduler's handshake."""
     notes = ({CORDON: a_uuid(0)}, {"hami.io/node-register-other": "x"})
@@ -149,23 +154,22 @@ async def what_others_write_on_the_node(world: MachineWorld) -> None:
         {"metadata": {"labels": {"zone": "a"}}},
         *({"metadata": {"annotations": one}} for one in (*notes, *asked)),
     ):
-        world.store.update("nodes", "", NODE, lambda held, new=changes: merge_patch(held, new))
+        write(world, changes)
         await asyncio.sleep(60)
 
 
-@pytest.mark.parametrize(
-    "happening",
-    [
-        nothing,
-        lambda world: world.restart_kubelet(lose=False),
-        lambda world: world.restart_kubelet(lose=True),
-        lambda world: world.stop_kubelet(LONG),
-        same_settings,
-        an_outage_of_the_api_server,
-        what_others_write_on_the_node,
-    ],
-    ids=["nothing", "new", "without its records", "away", "same settings", "outage", "others"],
-)
+HAPPENINGS: dict[str, Callable[[MachineWorld], Awaitable[None]]] = {
+    "nothing": nothing,
+    "a new kubelet": lambda world: world.restart_kubelet(lose=False),
+    "one without its records": lambda world: world.restart_kubelet(lose=True),
+    "a kubelet that was away": lambda world: world.stop_kubelet(LONG),
+    "the same settings": same_settings,
+    "an outage": an_outage_of_the_api_server,
+    "what others write": what_others_write_on_the_node,
+}
+
+
+@pytest.mark.parametrize("happening", HAPPENINGS.values(), ids=HAPPENINGS)
 @told
 async def test_nothing_that_leaves_the_node_as_it_is_makes_the_agent_write(happening):
     async with a_story() as story:

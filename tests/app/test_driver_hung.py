@@ -55,7 +55,7 @@ class HungNode:
         """/livez and /readyz, answered in the same instant."""
         request = make_mocked_request("GET", "/readyz?verbose")
         assert 200 == livez(request).status
-        return readyz(self.checks, request).text
+        return str(readyz(self.checks, request).text)
 
 
 @contextlib.asynccontextmanager

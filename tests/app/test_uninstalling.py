@@ -24,7 +24,7 @@ class LeftoverNodes:
         self.held = {}
         self.until = {}
         self.rounds = 0
-        for name, *words in said.split():
+        for name, *words in map(list, said.split()):
             number = "".join(words).strip("+*!-")
             kind = "agent" if "+" in words else "plugin"
             self.until[name] = (kind, EVER if number == "9" else int(number or 0))
