@@ -26,7 +26,7 @@ from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs, FakeSpecifications
 from tests.fakes.offload import Inline
 from tests.machine.sides import VirtualClock
-from tests.services.allocation.allocating import Desk
+from tests.services.allocating import Desk
 from tests.services.at_work import at_work
 
 PATHS = "paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}\n"

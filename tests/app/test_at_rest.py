@@ -8,6 +8,7 @@ import collections
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,6 @@ from agent.app.main import tell_systemd
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.ledger import Ledger
 from agent.sandbox.apiserver_requests import merge_patch
-from agent.sandbox.store import Json
 from tests.app.front_node import BEFORE, FrontPlaces, joined, runs
 from tests.app.settings_room import SystemdSide
 from tests.app.story import a_story, told
@@ -141,7 +141,7 @@ async def an_outage_of_the_api_server(world: MachineWorld) -> None:
     world.faults.clear()
 
 
-def write(world: MachineWorld, changes: Json) -> None:
+def write(world: MachineWorld, changes: Any) -> None:
     world.store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
 
 

@@ -19,7 +19,7 @@ from agent.web.server import livez, readyz
 from tests.app.front_node import FrontNode, joined, running, watched
 from tests.builders import a_gpu
 from tests.fakes.driver import HardwareDriver
-from tests.services.allocation.allocating import G1, ids, placed
+from tests.services.allocating import G1, ids, placed
 
 HANG, LIMIT = 600.0, 60.0
 

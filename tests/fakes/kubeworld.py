@@ -94,7 +94,7 @@ class ModelWorld:
 
     def __init__(self, folder: Path, identity: str = f"system:node:{NODE}") -> None:
         self.store = ObjectStore(SystemClock(), Seeded(7))
-        self.model = ApiServerModel(self.store, {"secret": identity, "other": "nobody"})
+        self.model = ApiServerModel(self.store, {"secret": identity, "admin": "admin"})
         self.kubeconfig = folder / "kubeconfig"
         self.session = KubeSession(Connection(self.kubeconfig), Seeded(7))
         self.poster = EventPoster(self.session, NODE, SystemClock())
@@ -127,10 +127,10 @@ class ModelWorld:
         found: Mapping[str, str] = self.store.get("nodes", "", NODE)["metadata"]["annotations"]
         return found
 
-    def create_pod(self, name: str, node: str = NODE) -> str:
+    def create_pod(self, name: str, node: str = NODE, **metadata: object) -> str:
         limits = {"resources": {"limits": {RESOURCE: "1"}}}
         spec = {"nodeName": node, "containers": [{"name": "main", **limits}]}
-        metadata = {"name": name, "namespace": NAMESPACE}
+        metadata |= {"name": name, "namespace": NAMESPACE}
         created = self.store.create("pods", {"metadata": metadata, "spec": spec})
         return decode_pod(created, RESOURCE).uid
 
@@ -151,10 +151,10 @@ class ModelWorld:
         self.model.throttle(count, retry_after)
 
     async def begin_outage(self) -> None:
-        await self.model.begin_outage()
+        await self.model.stop()
 
     async def end_outage(self) -> None:
-        await self.model.end_outage()
+        await self.model.start()
 
     def end_watches(self) -> None:
         self.model.end_watches()

@@ -1,12 +1,15 @@
-"""A driver over the C stub, and HAMi-core's directories."""
+"""A driver over the C stub, HAMi-core's directories, and API servers."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from agent.gpu.driver import NvmlDriver
 from agent.hookdirs import HostHookDirs
+from tests.fakes.http import a_session
+from tests.fakes.kubeworld import model_world
 from tests.fakes.nvml_fixtures import built, deadline, forgetful, stub, stub_driver, stub_path
 from tests.fakes.offload import Inline
 from tests.host.hook_space import NAME
@@ -36,3 +39,17 @@ def leaf(hook: Path, dirs: HostHookDirs) -> Path:
     """The directory of a container that runs, as the agent made it."""
     asyncio.run(dirs.prepare(NAME, wipe=True))
     return hook / "vgpu" / "containers" / NAME
+
+
+@pytest.fixture
+async def serve(tmp_path: Path):
+    """Makes a session whose requests the given handler answers."""
+    async with contextlib.AsyncExitStack() as opened:
+        yield lambda handler: opened.enter_async_context(a_session(handler, tmp_path))
+
+
+@pytest.fixture
+async def world(tmp_path: Path):
+    """The model of the API server, and a session on it."""
+    async with model_world(tmp_path) as made:
+        yield made

@@ -20,9 +20,8 @@ SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
 from agent.errors import StateError
 from agent.allocate.service import AllocateStep, refusal_of
-from agent.hookdirs import HostHookDirs
+from agent.hookdirs import HostHookDirs, large_directories
 from tests.fakes.offload import Inline
-from agent.hookdirs import large_directories
 from tests.host.hook_space import cleared
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
@@ -32,29 +31,22 @@ dirs = HostHookDirs(hook, hook, "", Inline(), Inline())
 def sh(*words):
     subprocess.run(words, check=True)
 
-def prepare(wipe=True):
+def tried(word, work):
     try:
-        asyncio.run(dirs.prepare(NAME, wipe=wipe))
+        asyncio.run(work)
     except StateError as error:
-        print(refusal_of(error, AllocateStep.DIRECTORY))
+        print(refusal_of(error, AllocateStep.DIRECTORY) if word == "prepared" else error)
     else:
-        print("prepared")
+        print(word)
+
+def prepare(wipe=True):
+    tried("prepared", dirs.prepare(NAME, wipe=wipe))
 
 def check():
-    try:
-        asyncio.run(dirs.check())
-    except StateError as error:
-        print(error)
-    else:
-        print("well")
+    tried("well", dirs.check())
 
 def remove():
-    try:
-        asyncio.run(dirs.remove(NAME))
-    except StateError as error:
-        print(error)
-    else:
-        print("removed")
+    tried("removed", dirs.remove(NAME))
 
 def clear():
     done = asyncio.run(cleared(dirs))

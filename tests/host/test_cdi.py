@@ -14,17 +14,12 @@ A = {"name": "GPU-a", "containerEdits": {"env": ["A=1"]}}
 B = {"name": "GPU-b", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1"}]}}
 
 
-def spec(*devices: object, **changes: object) -> dict[str, object]:
+def spec(*devices: object, **changes: object) -> bytes:
     given = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": list(devices or (A, B))}
-    return given | changes
+    return json.dumps(given | changes).encode()
 
 
-def names(given: object) -> set[str]:
-    text = given if isinstance(given, bytes) else json.dumps(given).encode()
-    return {name.removeprefix("nvidia.com/gpu=") for name in read_specification(text)}
-
-
-YAML = b"""---
+CTK = b"""---
 cdiVersion: 0.5.0
 containerEdits:
   env: [NVIDIA_VISIBLE_DEVICES=void]
@@ -36,76 +31,47 @@ devices:
 - containerEdits:
     deviceNodes:
     - path: /dev/nvidia0
-  name: GPU-00000001-0000-0000-0000-000000000000
-- containerEdits:
-    deviceNodes:
-    - path: /dev/nvidia0
   name: all
 kind: nvidia.com/gpu
 """
-
-
+"""As nvidia-ctk writes it."""
 ALIASES = b"""cdiVersion: 0.5.0
 kind: nvidia.com/gpu
 x: &e {env: [A=1]}
 devices: [{name: GPU-a, containerEdits: *e}, {name: GPU-b, containerEdits: *e}]
 """
-
-
-def test_what_nvidia_ctk_writes_is_read():
-    assert {"0", "all", "GPU-00000001-0000-0000-0000-000000000000"} == names(YAML)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        spec(),
-        spec(cdiVersion="0.3.0"),
-        spec(cdiVersion="v0.5.0"),
-        spec(cdiVersion="1.2.0"),
-        spec(annotations={"a": "b"}),
-        spec(later=[{"field": 1}]),
-        spec({**A, "annotations": {"x": "y"}}, B),
-        spec(containerEdits={"env": ["B=2"]}),
-        spec(containerEdits={}),
-        spec({**A, "containerEdits": {"env": [], "hooks": [{"hookName": "x", "path": "/x"}]}}, B),
-        json.dumps(spec(), indent="\t").encode(),
-        json.dumps(spec()).replace("/", "\\/").encode(),
-        b"# a comment\n" + json.dumps(spec()).encode(),
-        b"\xef\xbb\xbf" + json.dumps(spec()).encode(),
-        json.dumps(spec()).encode("utf-16"),
-        ALIASES,
-        json.dumps(spec()).encode() + b"\n---\nanother: document\n",
-    ],
-)
-def test_a_file_that_a_runtime_takes_defines_its_devices(given):
-    assert {"GPU-a", "GPU-b"} == names(given)
+HOOKED = A | {"containerEdits": {"env": [], "hooks": [{"hookName": "x", "path": "/x"}]}}
+TAKEN = [
+    *(spec(), spec(cdiVersion="0.3.0"), spec(cdiVersion="v0.5.0"), spec(cdiVersion="1.2.0")),
+    *(spec(annotations={"a": "b"}), spec(later=[{"field": 1}]), spec(containerEdits={})),
+    *(spec({**A, "annotations": {"x": "y"}}, B), spec(HOOKED, B)),
+    spec(containerEdits={"env": ["B=2"]}),
+    json.dumps(json.loads(spec()), indent="\t").encode(),
+    spec().replace(b"/", b"\\/"),
+    b"# a comment\n" + spec(),
+    b"\xef\xbb\xbf" + spec(),
+    spec().decode().encode("utf-16"),
+    ALIASES,
+    spec() + b"\n---\nanother: document\n",
+]
+MALFORMED = [
+    *(b"", b"{", b"\x00", b"\xff\xfe\x00", b"- a\n- b\n", b"text", b"? [a]: b\n"),
+    *(b"devices: *unknown\n", spec()[:-20], spec().replace(b"kind", b"kin")),
+    *(spec(devices=[]), spec(devices={"a": A}), spec(devices="GPU-a"), spec(devices=None)),
+    *(spec(A, {"containerEdits": {"env": ["A=1"]}}), spec(A, None), spec(A, "GPU-b")),
+]
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "names"),
     [
-        b"",
-        b"{",
-        b"\x00",
-        b"\xff\xfe\x00",
-        b"- a\n- b\n",
-        b"text",
-        b"? [a]: b\n",
-        b"devices: *unknown\n",
-        json.dumps(spec()).encode()[:-20],
-        {key: value for key, value in spec().items() if key != "kind"},
-        spec(devices=[]),
-        spec(devices={"a": A}),
-        spec(devices="GPU-a"),
-        spec(devices=None),
-        spec(A, {"containerEdits": {"env": ["A=1"]}}),
-        spec(A, None),
-        spec(A, "GPU-b"),
+        (CTK, {"0", "all"}),
+        *((given, {"GPU-a", "GPU-b"}) for given in TAKEN),
+        *((given, set()) for given in MALFORMED),
     ],
 )
-def test_a_malformed_file_defines_nothing(given):
-    assert set() == names(given)
+def test_a_file_that_a_runtime_takes_defines_its_devices_and_a_malformed_one_nothing(given, names):
+    assert {f"nvidia.com/gpu={name}" for name in names} == read_specification(given)
 
 
 @pytest.fixture
@@ -124,7 +90,7 @@ class Cdi:
     """The directories of one agent."""
 
     def __init__(self, *directories: Path, in_pod: bool = False) -> None:
-        self.directories = [str(directory) for directory in directories]
+        self.directories = list(map(str, directories))
         self.port = CdiDirectories(Inline(), in_pod=in_pod)
 
     @property
@@ -133,71 +99,56 @@ class Cdi:
         return None if found is None else {name.partition("=")[2] for name in found}
 
 
-@pytest.fixture
-def cdi(static: Path, dynamic: Path) -> Cdi:
-    return Cdi(static, dynamic)
-
-
-def write(path: Path, *devices: object, **changes: object) -> None:
-    path.write_text(json.dumps(spec(*devices, **changes)))
-
-
-def test_the_files_of_both_directories_count_whatever_else_lies_there(cdi, static, dynamic):
-    write(static / "a.json", A)
-    write(dynamic / "b.yaml", B)
-    (static / "broken.yaml").write_text("{")
-    write(static / "c.yml", {**A, "name": "GPU-c"})
-    write(static / "d.json.tmp", {**A, "name": "GPU-d"})
+def test_the_files_of_both_directories_count_whatever_else_lies_there(static, dynamic):
     (dynamic / "deeper").mkdir()
-    write(dynamic / "deeper" / "e.json", {**A, "name": "GPU-e"})
+    for place, name in (
+        *((static / "a.json", "a"), (dynamic / "b.yaml", "b"), (dynamic / "elsewhere", "h")),
+        *((static / "c.yml", "c"), (static / "d.json.tmp", "d"), (dynamic / "deeper/e.json", "e")),
+    ):
+        place.write_bytes(spec({**A, "name": name}))
+    (static / "broken.yaml").write_text("{")
     (dynamic / "f.json").mkdir()
     os.mkfifo(dynamic / "g.json")
-    write(dynamic / "elsewhere", {**A, "name": "GPU-h"})
     (static / "h.yaml").symlink_to(dynamic / "elsewhere")
 
-    assert {"GPU-a", "GPU-b", "GPU-h"} == cdi.defined
+    assert {"a", "b", "h"} == Cdi(static, dynamic).defined
 
 
-def test_each_change_is_seen(cdi, static, dynamic):
-    assert set() == cdi.defined
-    write(dynamic / "a.json", A)
-    assert {"GPU-a"} == cdi.defined
-    write(dynamic / "a.json", A, B)
-    assert {"GPU-a", "GPU-b"} == cdi.defined
-    write(dynamic / ".new", B)
-    (dynamic / ".new").rename(dynamic / "a.json")
-    assert {"GPU-b"} == cdi.defined
-    (dynamic / "a.json").rename(static / "a.json")
-    assert {"GPU-b"} == cdi.defined
-    (static / "a.json").unlink()
-    assert set() == cdi.defined
+def test_each_change_is_seen(static, dynamic):
+    cdi, file = Cdi(static, dynamic), dynamic / "a.json"
+    steps = [
+        (lambda: None, set()),
+        (lambda: file.write_bytes(spec(A)), {"GPU-a"}),
+        (lambda: file.write_bytes(spec(A, B)), {"GPU-a", "GPU-b"}),
+        (lambda: (dynamic / ".new").write_bytes(spec(B)), {"GPU-a", "GPU-b"}),
+        (lambda: (dynamic / ".new").rename(file), {"GPU-b"}),
+        (lambda: file.rename(static / "a.json"), {"GPU-b"}),
+        ((static / "a.json").unlink, set()),
+    ]
+    for step, defined in steps:
+        step()
+        assert defined == cdi.defined
 
 
-def test_on_the_host_a_directory_that_is_missing_defines_nothing(tmp_path, dynamic):
-    cdi = Cdi(tmp_path / "none", dynamic)
+def test_a_directory_that_is_missing_defines_nothing_on_the_host_and_is_not_known_in_a_pod(
+    tmp_path, static, dynamic
+):
+    (dynamic / "a.json").write_bytes(spec(A))
 
-    assert set() == cdi.defined
-    write(dynamic / "a.json", A)
-    assert {"GPU-a"} == cdi.defined
-
-
-def test_in_a_pod_nothing_is_known_of_one_that_is_not_mounted(tmp_path, static, dynamic):
-    write(dynamic / "a.json", A)
-
+    assert {"GPU-a"} == Cdi(tmp_path / "none", dynamic).defined
     assert Cdi(tmp_path / "none", dynamic, in_pod=True).defined is None
     assert {"GPU-a"} == Cdi(static, dynamic, in_pod=True).defined
 
 
-@pytest.mark.parametrize("broken", ["file", "link"])
-def test_nothing_is_known_of_what_cannot_be_read_as_a_whole(cdi, static, dynamic, broken):
-    write(dynamic / "a.json", A)
-    if broken == "file":
-        static.rmdir()
-        static.write_text("")
-    if broken == "link":
-        (static / "b.yaml").symlink_to("/host/only/b.yaml")
+def test_nothing_is_known_of_what_cannot_be_read_as_a_whole(static, dynamic):
+    (dynamic / "a.json").write_bytes(spec(A))
+    (static / "b.yaml").symlink_to("/host/only/b.yaml")
+    assert Cdi(static, dynamic).defined is None
 
-    assert cdi.defined is None
+    (static / "b.yaml").unlink()
+    static.rmdir()
+    static.touch()
+    assert Cdi(static, dynamic).defined is None
 
 
 def test_nothing_is_known_of_a_mounted_directory_that_the_host_has_removed(static, dynamic):

@@ -13,8 +13,6 @@ from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu.driver import NvmlDriver
 from agent.gpu.nvml import bus_id, numa_node
 from agent.model import (
-    DriverEvent,
-    EventKind,
     FabricState,
     GpuFault,
     GpuSample,
@@ -26,7 +24,7 @@ from agent.model import (
     Trouble,
 )
 from tests.fakes import nvml_stub
-from tests.fakes.nvml_stub import ANY, listening, until
+from tests.fakes.nvml_stub import ANY, until
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
@@ -41,6 +39,11 @@ FACTS = ["UUID", "Name", "MemoryInfo", "PciInfo_v3", "MinorNumber", "MigMode"]
 async def shared(driver) -> list[GpuUuid]:
     """The GPUs that a scan describes."""
     return [gpu.uuid for gpu in (await driver.scan()).gpus]
+
+
+def is_back(driver, stub) -> bool:
+    """No call hangs, and the driver has heard so: it could not end its session before."""
+    return stub.inside == 0 and not driver._threads._calls
 
 
 def put_numa(sys_root: Path, bus: str, text: str) -> None:
@@ -73,16 +76,16 @@ def test_a_numa_node_that_the_kernel_does_not_tell_is_unknown(tmp_path, text):
     assert numa_node(tmp_path, "0000:1b:00.0") is None
 
 
-@pytest.mark.parametrize(
-    ("nvml", "sysfs"),
-    [
-        ("00000000:1B:00.0", "0000:1b:00.0"),
-        ("00000001:AF:00.0", "0001:af:00.0"),
-        ("0000:3B:00.0", "0000:3b:00.0"),
-        ("00010000:01:00.0", "10000:01:00.0"),
-        ("unknown", "unknown"),
-    ],
-)
+BUS_IDS = {
+    "00000000:1B:00.0": "0000:1b:00.0",
+    "00000001:AF:00.0": "0001:af:00.0",
+    "0000:3B:00.0": "0000:3b:00.0",
+    "00010000:01:00.0": "10000:01:00.0",
+    "unknown": "unknown",
+}
+
+
+@pytest.mark.parametrize(("nvml", "sysfs"), BUS_IDS.items())
 def test_a_bus_id_is_written_as_sysfs_writes_it(nvml, sysfs):
     assert sysfs == bus_id(nvml)
 
@@ -109,13 +112,12 @@ async def test_a_gpu_without_a_fact_is_described_and_one_that_fails_is_a_fault_a
         assert (told, ()) == ({name: getattr(scan.gpus[1], name) for name in told}, scan.faults)
 
 
-async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, stub):
+async def test_a_fault_at_an_index_names_its_owner_only_if_he_was_described_and_has_not_moved(
+    driver, stub
+):
     stub.fail("nvmlDeviceGetUUID", 2, code=999)
-
     assert (GpuFault("index 2", "Unknown Error", index=2),) == (await driver.scan()).faults
-
-
-async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, stub):
+    stub.succeed()
     await driver.scan()
     stub.order([2, 0])
     stub.lose(0)
@@ -156,9 +158,9 @@ async def test_a_probe_says_how_the_gpu_answers(driver, stub, call, code, outcom
 
 
 SIDE_QUESTIONS = {
-    "nvmlDeviceGetRemappedRows": ("rows_pending", "rows_failed"),
-    "nvmlDeviceGetRetiredPagesPendingStatus": ("pages_pending",),
-    "nvmlDeviceGetFieldValues": ("recovery",),
+    "nvmlDeviceGetRemappedRows": {"rows_pending", "rows_failed"},
+    "nvmlDeviceGetRetiredPagesPendingStatus": {"pages_pending"},
+    "nvmlDeviceGetFieldValues": {"recovery"},
 }
 GONE = {LOST: ProbeOutcome.LOST, RESET: ProbeOutcome.REFUSED}
 
@@ -172,29 +174,21 @@ async def test_a_side_question_fails_a_probe_only_if_the_gpu_is_gone(driver, stu
     assert GONE.get(code, ProbeOutcome.PASSED) is probe.outcome
     if code not in GONE:
         names = itertools.chain(*SIDE_QUESTIONS.values())
-        assert {*SIDE_QUESTIONS[call]} == {n for n in names if getattr(probe.signs, n) is None}
+        assert SIDE_QUESTIONS[call] == {n for n in names if getattr(probe.signs, n) is None}
 
 
-ACTIONS = {
-    0: RecoveryAction.NONE,
-    1: RecoveryAction.GPU_RESET,
-    2: RecoveryAction.NODE_REBOOT,
-    3: RecoveryAction.DRAIN_P2P,
-    4: RecoveryAction.DRAIN_AND_RESET,
-    7: RecoveryAction.SYSTEM_REBOOT,
-    99: RecoveryAction.OTHER,
-    -1: None,
-}
+ACTIONS = "NONE GPU_RESET NODE_REBOOT DRAIN_P2P DRAIN_AND_RESET"
+FABRICS = (None, FabricState.NOT_STARTED, FabricState.IN_PROGRESS, FabricState.COMPLETED)
 
 
 @pytest.mark.parametrize(
     ("given", "name", "sign"),
     [
-        *(({"recovery": n}, "recovery", action) for n, action in ACTIONS.items()),
-        ({"fabric": 0}, "fabric", None),
-        ({"fabric": 1}, "fabric", FabricState.NOT_STARTED),
-        ({"fabric": 2}, "fabric", FabricState.IN_PROGRESS),
-        ({"fabric": 3}, "fabric", FabricState.COMPLETED),
+        *(({"recovery": n}, "recovery", RecoveryAction[a]) for n, a in enumerate(ACTIONS.split())),
+        ({"recovery": 7}, "recovery", RecoveryAction.SYSTEM_REBOOT),
+        ({"recovery": 99}, "recovery", RecoveryAction.OTHER),
+        ({"recovery": -1}, "recovery", None),
+        *(({"fabric": n}, "fabric", state) for n, state in enumerate(FABRICS)),
         ({"fabric": 3, "fabric_status": 999}, "fabric", FabricState.FAILED),
     ],
 )
@@ -243,15 +237,6 @@ async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver,
     assert (await driver.sample(G1)) is not None
 
 
-@pytest.mark.parametrize(("code", "lost"), [(LOST, True), (28, True), (999, False)])
-async def test_an_error_of_one_gpu_is_ours_and_names_it(driver, stub, code, lost):
-    stub.fail(HANDLE, 0, code=code)
-    with pytest.raises(GpuError, match="GPU GPU-5708-0: ") as caught:
-        await driver.sample(G0)
-
-    assert (G0, lost) == (caught.value.gpu, caught.value.lost)
-
-
 # The session: what is missing is said, what broke is begun anew, close ends it.
 
 
@@ -274,45 +259,6 @@ async def test_what_ails_the_whole_driver_is_said(driver, stub, call, code, kind
     assert UUIDS == await shared(driver)
 
 
-async def test_a_session_that_the_driver_ended_is_begun_anew(driver, stub):
-    await driver.scan()
-    stub.fail("nvmlDeviceGetName", code=ENDED)
-    with pytest.raises(DriverError, match="session"):
-        await driver.scan()
-    stub.succeed()
-
-    assert UUIDS == await shared(driver)
-    assert (2, 1) == (stub.calls(INIT), stub.sessions)
-
-
-async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(
-    stub, stub_path, tmp_path
-):
-    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=5)
-    await driver.probe(G0)
-    stub.fail(HANDLE, code=ENDED)
-    stub.hang(HANDLE, 1)
-
-    async def late() -> None:
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(G1)
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(late())
-        await until(lambda: stub.inside == 1)
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(G0)
-        stub.fail(HANDLE, code=0)
-        stub.fail(HANDLE, 1, code=ENDED)
-        next_one = tasks.create_task(driver.probe(G0))
-        stub.release()
-
-    assert ProbeOutcome.PASSED is next_one.result().outcome
-    assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
-    assert 2 == stub.calls(INIT)
-    await driver.close()
-
-
 async def test_close_leaves_a_driver_that_hangs_in_each_step(
     stub, stub_path, tmp_path, monkeypatch
 ):
@@ -331,43 +277,28 @@ async def test_close_leaves_a_driver_that_hangs_in_each_step(
     assert 0 == stub.calls("nvmlShutdown")
 
 
-async def test_no_session_is_ended_or_begun_around_a_call_that_is_inside(stub, stub_path, tmp_path):
-    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=30)
+@pytest.mark.parametrize("deadline", [0.3, 30])
+async def test_no_session_is_ended_around_a_call_that_is_inside_and_none_begun_while_it_is_awaited(
+    driver, stub, deadline
+):
     await driver.scan()
     stub.hang(ANY, 0)
     async with asyncio.TaskGroup() as tasks:
         inside = tasks.create_task(driver.probe(G0))
         await until(lambda: stub.inside == 1)
+        if is_given_up := deadline < 1:
+            assert ProbeOutcome.SILENT is (await inside).outcome
         stub.fail(COUNT, code=ENDED)
         with pytest.raises(DriverError, match="session"):
             await driver.scan()
         stub.succeed()
-        scan = tasks.create_task(driver.scan())
-        await asyncio.wait([scan], timeout=0.3)
-        assert (0, 1) == (stub.calls("nvmlShutdown"), stub.calls(INIT))
+        scan = tasks.create_task(shared(driver))
+        await asyncio.wait([scan], timeout=None if is_given_up else 0.3)
+        assert (0, 1 + is_given_up) == (stub.calls("nvmlShutdown"), stub.calls(INIT))
         stub.release()
-
-        assert 3 == len((await scan).gpus)
-        assert (1, 2) == (stub.sessions, stub.calls(INIT))
-    assert ProbeOutcome.PASSED is inside.result().outcome
-    await driver.close()
-    assert (0, 0) == (stub.undefined, stub.sessions)
-
-
-async def test_a_session_around_a_stuck_call_stays_open_until_that_is_back(driver, stub):
-    await driver.scan()
-    stub.hang(ANY, 0)
-    assert ProbeOutcome.SILENT is (await driver.probe(G0)).outcome
-    stub.fail(COUNT, code=ENDED)
-    with pytest.raises(DriverError, match="session"):
-        await driver.scan()
-    stub.succeed()
-    assert [G1, G2] == await shared(driver)
-    assert (0, 2) == (stub.calls("nvmlShutdown"), stub.sessions)
-
-    stub.release()
-    while (await driver.probe(G0)).outcome is ProbeOutcome.SILENT:  # noqa: ASYNC110 -- nothing tells when it is back
-        await asyncio.sleep(0.02)
+        assert UUIDS[is_given_up:] == await scan
+        assert (1 + is_given_up, 2) == (stub.sessions, stub.calls(INIT))
+    await until(lambda: is_back(driver, stub))
     await driver.close()
     assert 0 == stub.sessions
 
@@ -391,11 +322,6 @@ async def test_a_driver_that_begins_slowly_is_open_although_nobody_waits_so_long
 
 def attached(stub) -> list[bool]:
     return [stub.attached(slot) for slot in range(3)]
-
-
-def is_back(driver, stub) -> bool:
-    """No call hangs, and the driver has heard so: it could not end its session before."""
-    return stub.inside == 0 and not driver._threads._calls
 
 
 async def test_a_released_gpu_is_let_go_of_and_the_others_are_asked_on(driver, stub):
@@ -435,28 +361,25 @@ async def test_with_all_released_no_session_is_open_and_none_is_begun(driver, st
     assert [G0, *left, G2] == await shared(driver)
 
 
-async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_gpu(driver, stub):
+@pytest.mark.parametrize("trouble", ["no end", "a call inside"])
+async def test_a_session_that_cannot_be_ended_is_told_to_who_releases_a_gpu(driver, stub, trouble):
     await driver.scan()
-    stub.fail("nvmlShutdown", code=999)
-    with pytest.raises(DriverError, match="does not end the session, which holds all GPUs"):
-        await driver.release([G0])
-    stub.succeed()
-
-    assert ProbeOutcome.PASSED is (await driver.probe(G1)).outcome
-    assert (2, 1) == (stub.calls(INIT), stub.sessions)
-
-
-async def test_a_call_that_does_not_come_back_is_named_as_what_holds_the_gpus(driver, stub):
-    await driver.scan()
-    stub.hang(slot=0)
-    await driver.probe(G0)
-    with pytest.raises(DriverError, match="has not returned from the driver"):
+    if trouble == "no end":
+        stub.fail("nvmlShutdown", code=999)
+        words = "does not end the session, which holds all GPUs"
+    else:
+        stub.hang(slot=0)
+        await driver.probe(G0)
+        words = "has not returned from the driver"
+    with pytest.raises(DriverError, match=words):
         await driver.release([G1])
-    stub.hang(slot=0, hung=False)
+    stub.succeed()
+    stub.release()
     await until(lambda: is_back(driver, stub))
+    assert ProbeOutcome.PASSED is (await driver.probe(G2)).outcome
     await driver.release([G1])
 
-    assert [False] * 3 == attached(stub)
+    assert ([False] * 3, 0) == (attached(stub), stub.sessions)
 
 
 async def test_all_are_let_go_of_although_one_of_them_was_never_described(driver, stub):
@@ -474,45 +397,3 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(driver
     for uuid in UUIDS:
         driver.take_back(uuid)
     assert UUIDS == await shared(driver)
-
-
-async def reports(stub, heard, slot: int, number: int) -> list[DriverEvent | DriverError]:
-    """The GPU reports until it is heard: what comes while there is no set is heard by nobody."""
-    async with asyncio.timeout(30):
-        while heard.empty():
-            stub.xid(slot, number)
-            await asyncio.sleep(0.01)
-    return emptied(heard)
-
-
-def emptied(heard) -> list[DriverEvent | DriverError]:
-    return [heard.get_nowait() for _ in range(heard.qsize())]
-
-
-async def test_who_listens_is_told_of_a_release_and_hears_what_is_taken_back(driver, stub):
-    await driver.scan()
-    async with listening(driver) as heard:
-        await reports(stub, heard, 2, 48)
-        await driver.release([G1])
-        (*_, end) = emptied(heard) or [await heard.get()]
-    assert isinstance(end, DriverError)
-    assert 0 == stub.sets
-    async with listening(driver) as heard:
-        await reports(stub, heard, 2, 94)
-        driver.take_back(G1)
-        await driver.scan()
-        emptied(heard)
-
-        assert DriverEvent(EventKind.XID, G1, 48) == (await reports(stub, heard, 1, 48))[0]
-
-
-async def test_one_lost_gpu_deafens_no_other(driver, stub):
-    await driver.scan()
-    async with listening(driver) as heard:
-        await reports(stub, heard, 2, 94)
-        stub.lose(1)
-        while DriverEvent(EventKind.XID, G2, 48) not in await reports(stub, heard, 2, 48):
-            pass
-
-        assert "GPU is lost" in (await driver.probe(G1)).text
-        assert 1 == stub.sets

@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 
 import pytest
 
@@ -15,100 +12,79 @@ from agent.gpu.driver import NvmlDriver
 from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes import nvml_stub
 from tests.fakes.chance import Seeded
-from tests.fakes.nvml_stub import ANY, NvmlStub
+from tests.fakes.nvml_stub import ANY
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(120)]
 
-GPUS = 8
-STEPS = 100
-DEADLINE = 0.05
+GPUS, STEPS, DEADLINE = 8, 100, 0.05
+UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(GPUS)]
 QUIET = (0, 1)
 """GPUs to which nothing is done."""
+ABOUT = "HandleByIndex_v2 HandleByUUID UUID Name MemoryInfo RemappedRows FieldValues"
 CALLS = (
-    ANY,
-    "nvmlDeviceGetHandleByIndex_v2",
-    "nvmlDeviceGetHandleByUUID",
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetRemappedRows",
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetUtilizationRates",
-    "nvmlDeviceRegisterEvents",
+    *(ANY, "nvmlDeviceGetUtilizationRates", "nvmlDeviceRegisterEvents"),
+    *(f"nvmlDeviceGet{name}" for name in ABOUT.split()),
 )
 WHOLE = (
-    ANY,
-    "nvmlInitWithFlags",
-    "nvmlDeviceGetCount_v2",
-    "nvmlEventSetCreate",
-    "nvmlEventSetWait_v2",
+    *(ANY, "nvmlInitWithFlags", "nvmlDeviceGetCount_v2"),
+    *("nvmlEventSetCreate", "nvmlEventSetWait_v2"),
 )
 GPU_CODES = (3, 4, 6, 13, 15, 16, 28, 999)
 WHOLE_CODES = (9, 18, 999)
 
 
-def uuid(slot: int) -> GpuUuid:
-    return GpuUuid(f"GPU-5708-{slot}")
-
-
 class NvmlLife:
     """What happens to one driver, by chance."""
 
-    def __init__(self, stub: NvmlStub, chance: Seeded) -> None:
-        self.stub = stub
-        self.chance = chance
-        self.whole: set[str] = set()
+    def __init__(self, stub, chance):
+        self.stub, self.chance, self.is_broken = stub, chance, False
 
-    def step(self) -> None:
+    def step(self):
         """Something happens, or something ends."""
-        chance = self.chance
-        slot = chance.randrange(len(QUIET), GPUS)
-        call = chance.choice(CALLS)
-        acts: list[Callable[[], None]] = [
-            lambda: self.stub.fail(call, slot, code=chance.choice((*GPU_CODES, 0, 0))),
-            lambda: self.stub.hang(call, slot, hung=chance.random() < 0.5),
-            lambda: self.stub.xid(slot, chance.choice((13, 48, 79))),
-            lambda: self.mend(slot),
+        chance, stub = self.chance, self.stub
+        slot, call = chance.randrange(len(QUIET), GPUS), chance.choice(CALLS)
+        acts = [
+            lambda: stub.fail(call, slot, code=chance.choice((*GPU_CODES, 0, 0))),
+            lambda: stub.hang(call, slot, hung=chance.random() < 0.5),
+            lambda: stub.xid(slot, chance.choice((13, 48, 79))),
+            lambda: self.mend(CALLS, slot),
             self.reorder,
         ]
         if chance.random() < 0.1:
-            acts = [self.break_whole, self.stub.end]
+            acts = [self.break_whole, stub.end]
         elif chance.random() < 0.3:
             acts = [self.mend_whole]
         chance.choice(acts)()
 
-    def reorder(self) -> None:
+    def reorder(self):
         there = self.chance.sample(range(len(QUIET), GPUS), self.chance.randrange(GPUS - 2))
         self.stub.order([*QUIET, *there])
 
-    def break_whole(self) -> None:
-        call = self.chance.choice(WHOLE)
-        self.whole.add(call)
+    def break_whole(self):
+        call, self.is_broken = self.chance.choice(WHOLE), True
         if self.chance.random() < 0.5:
             self.stub.hang(call)
         else:
             self.stub.fail(call, code=self.chance.choice(WHOLE_CODES))
 
-    def mend(self, slot: int) -> None:
-        for call in CALLS:
+    def mend(self, calls, slot=None):
+        for call in calls:
             self.stub.fail(call, slot, code=0)
             self.stub.hang(call, slot, hung=False)
 
-    def mend_whole(self) -> None:
-        for call in WHOLE:
-            self.stub.fail(call, code=0)
-            self.stub.hang(call, hung=False)
-        self.whole.clear()
+    def mend_whole(self):
+        self.mend(WHOLE)
+        self.is_broken = False
 
-    def mend_all(self) -> None:
+    def mend_all(self):
         self.mend_whole()
         for slot in range(GPUS):
-            self.mend(slot)
+            self.mend(CALLS, slot)
             self.stub.set(slot, event_types=0x9F, memory=16 << 30)
         self.stub.order(range(GPUS))
 
 
-async def listen(driver: NvmlDriver) -> None:
+async def listen(driver):
     """For ever, as a service does."""
     while True:
         with contextlib.suppress(DriverError):
@@ -117,68 +93,55 @@ async def listen(driver: NvmlDriver) -> None:
         await asyncio.sleep(0.05)
 
 
-async def ask(question: Callable, *about: object) -> object:
-    """The answer, or the error of ours that came in its place."""
+async def ask(question, *about):
+    """The answer, or the error of ours that came in its place. Any other fails the test."""
     try:
         return await question(*about)
     except AgentError as error:
         return error
 
 
-async def look(driver: NvmlDriver) -> None:
-    """Ask everything at once, as the services do. Any other error fails the test."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(driver.scan))
-        for slot in range(GPUS):
-            for question in (driver.probe, driver.sample):
-                tasks.create_task(ask(question, uuid(slot)))
-
-
-async def sound(driver: NvmlDriver, slots: Iterable[int]) -> bool:
-    """Whether these GPUs are there, answer and report."""
-    scan = await ask(driver.scan)
-    there = {gpu.uuid for gpu in getattr(scan, "gpus", ())}
-    probes = [await ask(driver.probe, uuid(slot)) for slot in slots]
-    return there >= {uuid(slot) for slot in slots} and all(
-        getattr(probe, "outcome", None) is ProbeOutcome.PASSED
-        and not getattr(probe, "unmonitored", "")
-        for probe in probes
-    )
-
-
-async def comes(holds: Callable[[], Awaitable[bool]]) -> bool:
-    """Whether it came true in time: a thread that is back must only be noticed."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + 30
-    while not await holds():
-        if loop.time() > end:
-            return False
-        await asyncio.sleep(0.02)
-    return True
+async def until_sound(driver, uuids):
+    """These GPUs are there, answer and report: a thread that is back must only be noticed."""
+    async with asyncio.timeout(30):
+        while True:
+            there = {gpu.uuid for gpu in getattr(await ask(driver.scan), "gpus", ())}
+            probes = [await ask(driver.probe, uuid) for uuid in uuids]
+            found = [
+                (getattr(probe, "outcome", None), getattr(probe, "unmonitored", ""))
+                for probe in probes
+            ]
+            if there >= set(uuids) and {*found} == {(ProbeOutcome.PASSED, "")}:
+                return
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_whatever_happens_errors_are_ours_and_all_comes_back(
-    built, tmp_path, monkeypatch, seed
+    stub, stub_path, tmp_path, monkeypatch, seed
 ):
     monkeypatch.setattr(nvml_driver, "OPEN_DEADLINE", 2 * DEADLINE)
-    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
-    stub = NvmlStub(library)
     life = NvmlLife(stub, Seeded(seed))
     life.mend_all()
     before = set(threading.enumerate())  # those of other tests may end meanwhile
-    driver = NvmlDriver(path=library, sys_root=tmp_path, deadline=DEADLINE)
+    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=DEADLINE)
+    questions = [
+        (driver.scan,),
+        *((question, uuid) for question in (driver.probe, driver.sample) for uuid in UUIDS),
+    ]
     try:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(listen(driver))
             for _ in range(STEPS):
                 life.step()
-                await look(driver)
-                if not life.whole and not stub.inside:
-                    assert await comes(lambda: sound(driver, QUIET))
+                async with asyncio.TaskGroup() as asked:
+                    for question in questions:
+                        asked.create_task(ask(*question))
+                if not life.is_broken and not stub.inside:
+                    await until_sound(driver, UUIDS[: len(QUIET)])
                 assert len(set(threading.enumerate()) - before) <= 2 * GPUS + 8
             life.mend_all()
-            assert await comes(lambda: sound(driver, range(GPUS)))
+            await until_sound(driver, UUIDS)
             listening.cancel()
     finally:
         life.mend_all()

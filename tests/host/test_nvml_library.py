@@ -1,10 +1,7 @@
-"""The driver's library file: found, replaced, broken or refused; and its events."""
+"""The driver's library file: found, replaced, broken or refused."""
 
 import _ctypes
-import asyncio
-import contextlib
 import shutil
-import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +9,12 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from agent.errors import DriverError, DriverMissing
-from agent.gpu import driver as nvml_driver
+from agent.errors import DriverMissing
 from agent.gpu import nvml
 from agent.gpu.driver import NvmlDriver
 from agent.gpu.nvml import successor
-from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome, Trouble
-from tests.fakes.nvml_stub import NvmlStub, hear, listening, until
+from agent.model import Trouble
+from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 
@@ -198,147 +194,3 @@ async def test_a_file_that_is_no_whole_library_kills_no_process_and_a_good_one_i
 
     assert "no function" in words or 3 == len((await driver.scan()).gpus)
     await driver.close()
-
-
-# Events: whose they are, who cannot report, storms, and threads that hang.
-
-
-G0, G1, G2 = (GpuUuid(f"GPU-5708-{slot}") for slot in range(3))
-
-
-@contextlib.asynccontextmanager
-async def open_stream(driver, stub):
-    """What a listener hears once its stream is open, as events of the last GPU have shown."""
-    async with listening(driver) as heard:
-        while heard.empty():
-            stub.xid(2, 13)
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.1)
-        while not heard.empty():
-            heard.get_nowait()
-        yield heard
-
-
-async def test_an_event_of_any_wanted_kind_arrives_with_its_gpu(driver, stub):
-    async with open_stream(driver, stub) as heard:
-        await driver.scan()
-        assert 3 == stub.calls("nvmlDeviceRegisterEvents")
-        for slot, gpu, kind, bit, xid in (
-            (2, G2, EventKind.XID, 0x8, 94),
-            (0, G0, EventKind.ECC_DOUBLE, 0x2, None),
-            (1, G1, EventKind.CHANGED, 0x100, None),
-        ):
-            stub.event(slot, bit, xid or 0)
-            assert [DriverEvent(kind, gpu, xid)] == await hear(heard, 1)
-    await until(lambda: stub.sets == 0)
-
-
-@pytest.mark.parametrize(
-    ("types", "call", "code", "words"),
-    [
-        (2, "", 0, "does not report XIDs"),
-        (16, "", 0, "does not report XIDs"),
-        (8, "nvmlDeviceGetSupportedEventTypes", 3, "no events: Not Supported"),
-        (8, "nvmlDeviceRegisterEvents", 999, "Unknown Error"),
-    ],
-)
-async def test_a_probe_says_that_a_gpu_is_unmonitored_and_why(
-    driver, stub, types, call, code, words
-):
-    stub.set(0, event_types=types)
-    if call:
-        stub.fail(call, 0, code=code)
-    await driver.scan()
-    async with open_stream(driver, stub):
-        probes = [await driver.probe(G0), await driver.probe(G1)]
-        stub.succeed()
-        await driver.scan()
-        after = (await driver.probe(G0)).unmonitored
-
-    assert words in probes[0].unmonitored
-    assert [ProbeOutcome.PASSED] * 2 == [probe.outcome for probe in probes]
-    assert "" == probes[1].unmonitored
-    # A registration that failed may succeed at the next scan; nobody listens any more at the end.
-    assert code != 999 or after == ""
-    assert "" == (await driver.probe(G0)).unmonitored
-
-
-async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, stub, monkeypatch):
-    async with open_stream(driver, stub) as heard:
-        monkeypatch.setattr(pynvml, "nvmlEventSetWait_v2", len)  # whatever it may stumble over
-        (error,) = await hear(heard, 1)
-
-    assert isinstance(error, DriverError)
-    assert "has died" in str(error)
-    await until(lambda: not stub.sets)
-
-
-async def test_no_second_thread_is_sent_into_a_wait_that_does_not_come_back(
-    driver, stub, monkeypatch
-):
-    monkeypatch.setattr(nvml_driver, "STALL", 0.1)
-    monkeypatch.setattr(nvml_driver, "FAREWELL", 0.1)
-    before = set(threading.enumerate())
-
-    async def listen() -> str:
-        with pytest.raises(DriverError) as caught:
-            await anext(driver.events())
-        return str(caught.value)
-
-    stub.hang("nvmlEventSetWait_v2")
-    said = [await listen() for _ in range(2)]
-
-    waiting = {one for one in threading.enumerate() if one.name == "nvml-events"} - before
-    assert 1 == len(waiting)
-    assert "an earlier wait for events has not returned" in said[1]
-    stub.release()
-    await until(lambda: not any(one.is_alive() for one in waiting))
-    async with open_stream(driver, stub):
-        pass
-
-
-@pytest.mark.parametrize("code", [15, 999])
-async def test_a_wait_that_fails_is_an_error_and_the_next_stream_has_another_set(
-    driver, stub, code
-):
-    async with open_stream(driver, stub) as heard:
-        stub.fail("nvmlEventSetWait_v2", code=code)
-        (error,) = await hear(heard, 1)
-        stub.succeed()
-        told = error
-        while isinstance(told, DriverError):
-            stub.xid(0, 31)
-            await asyncio.sleep(0.02)
-            told = told if heard.empty() else heard.get_nowait()
-
-    assert "waiting for events failed" in str(error)
-    assert DriverEvent(EventKind.XID, G0, 31) == told
-    assert stub.calls("nvmlEventSetCreate") >= 2
-
-
-@pytest.mark.parametrize("reason", ["", "Unknown Error"])
-async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_the_new_reason(
-    driver, stub, reason
-):
-    await driver.scan()
-    stub.hang("nvmlDeviceGetHandleByUUID", 1)
-    await driver.probe(G1)
-    async with open_stream(driver, stub) as heard:
-        assert "has not returned" in (await driver.probe(G1)).unmonitored
-        if reason:
-            stub.fail("nvmlDeviceRegisterEvents", 1, code=999)
-        stub.release()
-        assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
-
-        assert reason == (await driver.probe(G1)).unmonitored
-
-
-async def test_without_a_thread_that_waits_for_events_the_stream_says_so(driver, monkeypatch):
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    await driver.scan()
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(DriverError, match="no thread can be started to wait for events"):
-            await anext(driver.events())

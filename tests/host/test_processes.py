@@ -85,15 +85,7 @@ def test_of_a_container_between_two_starts_no_process_exists(node, made):
     assert set() == node.alive(7)
 
 
-def test_when_the_cgroup_of_the_pod_is_gone_no_process_lives_whatever_is_searched_for(node):
-    cgroup = node.container([7])
-    assert {7} == node.alive(7)
-    shutil.rmtree(cgroup.parent)
-
-    assert [set()] * 3 == [node.alive(7) for _ in range(3)]
-
-
-def test_it_stays_gone_in_rounds_in_which_another_container_of_the_pod_is_asked_about(node):
+def test_when_the_cgroup_of_the_pod_is_gone_no_process_lives_whatever_else_is_asked_about(node):
     cgroup = node.container([7])
     node.container([8], name="b" * 64, mounted=SIDE)
     assert {7} == node.alive(7, 8)
@@ -101,7 +93,7 @@ def test_it_stays_gone_in_rounds_in_which_another_container_of_the_pod_is_asked_
 
     node.processes.begin([MAIN, SIDE])
 
-    assert [set(), set()] == [node.alive(8, name=SIDE), node.alive(7)]
+    assert [set()] * 4 == [node.alive(8, name=SIDE), *(node.alive(7) for _ in range(3))]
 
 
 def test_one_that_ends_and_one_that_starts_are_noticed(node):
@@ -116,16 +108,17 @@ def test_one_that_ends_and_one_that_starts_are_noticed(node):
 
 def test_more_processes_or_cgroups_than_are_read_leave_it_unknown(node):
     cgroup = node.container([7])
-    (cgroup / "cgroup.procs").write_text("2000\n" * (READ // 5 + 1))
-    assert None is node.alive(7)
-    (cgroup / "cgroup.procs").write_text("2000\n")
+    for times in (READ // 5 + 1, 1):
+        (cgroup / "cgroup.procs").write_text("2000\n" * times)
+        assert ({7} if times == 1 else None) == node.alive(7)
     for place in (cgroup, cgroup.parent):
-        assert {7} == node.alive(7)
-        for number in range(CGROUPS):
-            (place / f"x{number}").mkdir()
+        made = [place / f"x{number}" for number in range(CGROUPS)]
+        for one in made:
+            one.mkdir()
         assert None is node.alive(7)
-        for made in place.glob("x*"):
-            made.rmdir()
+        for one in made:
+            one.rmdir()
+        assert {7} == node.alive(7)
 
 
 CONTAINER = """
@@ -214,69 +207,48 @@ def a_tree(root, *names):
     return CgroupContainers(root, Inline())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"kubepods/burstable/pod1/{ID}",
-        f"kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope",
-        f"kubepods.slice/kubepods-pod1.slice/crio-{ID}.scope",
-        f"kubelet/kubepods/pod1/{ID}",
-    ],
-    ids=["cgroupfs", "systemd and containerd", "systemd and CRI-O", "nested"],
-)
-async def test_a_container_with_a_cgroup_lives_and_one_without_does_not(tmp_path, path):
-    containers = a_tree(tmp_path, path, "system.slice/ssh.service")
-    asked = frozenset({f"containerd://{ID}", f"containerd://{BESIDE}"})
-
-    assert {f"containerd://{ID}"} == await containers.running(asked)
+BURSTABLE, SLICE = "kubepods/burstable", "kubepods.slice/kubepods-burstable.slice"
+SYSTEMD = f"kubepods.slice/kubepods-besteffort-pod{UNDERSCORED}.slice"
 
 
 @pytest.mark.parametrize(
     ("names", "running"),
     [
+        ((f"{BURSTABLE}/pod1/{ID}", "system.slice/ssh.service"), {ID}),
+        ((f"kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope",), {ID}),
+        ((f"kubepods.slice/kubepods-pod1.slice/crio-{ID}.scope",), {ID}),
+        ((f"kubelet/kubepods/pod1/{ID}",), {ID}),
         ((), None),
         (("system.slice",), None),
         ((f"system.slice/{BESIDE}",), None),
-        ((f"kubepods/burstable/pod{UID}/sandbox", f"system.slice/docker-{BESIDE}.scope"), None),
-        ((f"kubepods.slice/kubepods-besteffort-pod{UID}.slice/kata_{BESIDE}",), None),
-        (("kubepods.slice/kubepods-burstable.slice",), frozenset()),
-        ((f"kubepods/pod{UID}/{BESIDE}",), frozenset()),
-        ((f"kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{BESIDE}.scope",), frozenset()),
-        ((f"kubepods.slice/kubepods-pod{UID}.slice/crio-conmon-{ID}.scope",), frozenset()),
+        ((f"{BURSTABLE}/pod{UID}/sandbox", f"system.slice/docker-{BESIDE}.scope"), None),
+        ((f"{SYSTEMD}/kata_{BESIDE}",), None),
+        ((SLICE,), set()),
+        ((f"kubepods/pod{UID}/{BESIDE}",), set()),
+        ((f"{SYSTEMD}/cri-containerd-{BESIDE}.scope",), set()),
+        ((f"{SYSTEMD}/crio-conmon-{ID}.scope",), set()),
     ],
 )
-async def test_a_container_without_a_cgroup_is_dead_if_the_tree_names_any(tmp_path, names, running):
-    containers = a_tree(tmp_path / "cgroup", *names)
+async def test_a_container_with_a_cgroup_lives_and_without_is_dead_if_the_tree_names_any(
+    tmp_path, names, running
+):
+    asked = frozenset({f"containerd://{ID}"})
+    found = await a_tree(tmp_path / "cgroup", *names).running(asked)
 
-    assert running == await containers.running(frozenset({f"containerd://{ID}"}))
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        (f"kubepods/burstable/pod{UID}",),
-        (f"kubepods.slice/x.slice/kubepods-besteffort-pod{UNDERSCORED}.slice/c",),
-        (f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice",),
-    ],
-    ids=["cgroupfs", "systemd", "nested"],
-)
-async def test_a_pod_has_begun_once_it_has_a_cgroup(tmp_path, names):
-    containers = a_tree(tmp_path, *names)
-
-    assert {UID} == await containers.begun()
-    assert await CgroupContainers(tmp_path / "none", Inline()).begun() is None
+    assert (running and asked if running else running) == found
 
 
 @pytest.mark.parametrize(
     ("names", "begun"),
     [
-        (("kubepods/burstable", "kubepods/besteffort"), frozenset()),
-        ((f"kubepods/{ID}",), None),
-        ((f"kubepods.slice/x.slice/cri-containerd-{ID}.scope",), None),
+        ((f"{BURSTABLE}/pod{UID}",), {UID}),
+        ((f"kubepods.slice/x.slice/kubepods-besteffort-pod{UNDERSCORED}.slice/c",), {UID}),
+        ((f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORED}.slice",), {UID}),
+        ((), None),
+        ((BURSTABLE, "kubepods/besteffort"), set()),  # right after a boot
+        ((f"kubepods/{ID}",), None),  # containers without pods
+        ((f"kubepods.slice/x.slice/cri-containerd-{ID}.scope",), None),  # pods of other names
     ],
-    ids=["right after a boot", "containers without pods", "pods of other names"],
 )
-async def test_cgroups_that_name_containers_and_no_pod_do_not_show_which_pods_have_begun(
-    tmp_path, names, begun
-):
-    assert begun == await a_tree(tmp_path, *names).begun()
+async def test_a_pod_has_begun_once_it_has_a_cgroup_where_cgroups_name_pods(tmp_path, names, begun):
+    assert begun == await a_tree(tmp_path / "cgroup", *names).begun()

@@ -110,7 +110,11 @@ class GpuHistories(OneHistory):
         self.after(MISSED, partial(world.take_out, gpu))
         self.after(MISSED, partial(world.restore, gpu))
         known = world.known(gpu)
-        if known.needs_reset and known.cause in {str(Cause.XID), str(Cause.ECC)} and not known.needs_reboot:
+        if (
+            known.needs_reset
+            and known.cause in {str(Cause.XID), str(Cause.ECC)}
+            and not known.needs_reboot
+        ):
             self.require([f"I9: {gpu} needs a reset although it was away"])
 
     @rule(gpu=gpus, pause=pauses)

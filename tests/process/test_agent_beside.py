@@ -1,7 +1,6 @@
 """`run --observe`: beside the node's agent, without a trace at the kubelet or the API server."""
 
 import asyncio
-import contextlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,14 @@ from tests.process.agent_process import PATIENCE, comes, copied_settings, offers
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
 
-async def observer(cluster: SandboxCluster, *arguments: str) -> AgentChild:
+async def observer(cluster: SandboxCluster) -> AgentChild:
     """One more agent of the same settings that observes, once it has said so on its pages."""
-    command = (*cluster.command(), "--observe", *arguments)
+    command = (*cluster.command(), "--observe")
     child = await start_child(command, cluster.environment(), cluster.log)
     cluster.children.append(child)
     cluster.tasks.create_task(child.read())
-    assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE), cluster.log.last(
-        20
-    )
+    assert await cluster.until(lambda: bool(cluster.web_address), PATIENCE), cluster.log.last(20)
     return child
-
-
-def writes(cluster: SandboxCluster) -> int:
-    return cluster.api.journal.writes(cluster.user)
 
 
 def would_write(cluster: SandboxCluster, child: AgentChild) -> list[Any]:
@@ -39,12 +32,6 @@ def would_write(cluster: SandboxCluster, child: AgentChild) -> list[Any]:
 def files(root: Path) -> dict[str, bytes]:
     """Every regular file below, by its path."""
     return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-def is_copied(cluster: SandboxCluster) -> bool:
-    """The copy of the settings has the Node's labels, which are its last change at a start."""
-    copy = copied_settings(cluster)
-    return copy is not None and bool(copy.labels)
 
 
 async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
@@ -64,7 +51,6 @@ async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
         assert "hami_build_info" not in metrics, "the series of HAMi's monitor are its own"
         assert 0 == await child.stop()
 
-        assert 0 == writes(cluster)
         assert {"watch"} == {verb for _, verb, _ in cluster.api.journal.counts}
         assert REGISTER not in cluster.node_annotations()
         assert [] == cluster.kubelet.history.of("registered")
@@ -77,8 +63,14 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
     async with open_cluster(options()) as opened:
         cluster = await started(opened)
         first = cluster.agent
-        assert await cluster.until(lambda: writes(cluster) == 1, PATIENCE)
-        assert await comes(lambda: is_copied(cluster))
+        journal, user = cluster.api.journal, cluster.user
+
+        def is_settled() -> bool:
+            """Its last change at a start is the copy of the settings with the Node's labels."""
+            copy = copied_settings(cluster)
+            return journal.writes(user) == 1 and copy is not None and bool(copy.labels)
+
+        assert await comes(is_settled)
         state = files(cluster.places.state)
 
         child = await observer(cluster)
@@ -90,7 +82,7 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
         assert "[+]observed ok" in page
         assert [] == would_write(cluster, child)
         assert 0 == await child.stop()
-        assert 1 == writes(cluster)
+        assert 1 == journal.writes(user)
         assert state == files(cluster.places.state)
         assert 1 == len(cluster.kubelet.history.of("registered"))
         assert first.code is None
@@ -100,35 +92,26 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
 # Another device plugin of the node serves the same resource.
 
 
-@contextlib.contextmanager
-def a_socket(path, *, listens):
-    """HAMi's plugin there, or what a killed one leaves behind."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        if listens:
-            server.listen()
-        yield
-
-
-async def test_beside_hamis_plugin_it_says_so_and_serves_nothing():
-    async with open_cluster(options()) as cluster:
-        with a_socket(cluster.places.plugins / "nvidia-gpu.sock", listens=True):
+@pytest.mark.parametrize(
+    ("listens", "flags", "serves"),
+    [(True, (), False), (False, (), True), (True, ("--takeover",), True)],
+    ids=["serving", "dead", "told to"],
+)
+async def test_beside_hamis_plugin_it_says_so_and_serves_nothing(listens, flags, serves):
+    """Over a dead socket, as a killed plugin leaves it, and when it is told to, it serves."""
+    async with open_cluster(options(*flags)) as cluster:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(cluster.places.plugins / "nvidia-gpu.sock"))
+            if listens:
+                server.listen()
+            if serves:
+                await started(cluster)
+                return
             await cluster.start_agent()
             async with asyncio.timeout(PATIENCE):
                 assert 78 == await cluster.agent.wait()
 
         (line,) = cluster.log.of("agent.failed")
-        assert "nvidia.com/gpu at " in str(line.fields["err"])
-        assert "takeover: true" in str(line.fields["err"])
+        for said in ("nvidia.com/gpu at ", "takeover: true", "[PluginConflict]"):
+            assert said in str(line.fields["err"])
         assert [] == cluster.kubelet.history.of("registered")
-        assert "[PluginConflict]" in str(line.fields["err"])
-
-
-@pytest.mark.parametrize(
-    ("listens", "flags"), [(False, ()), (True, ("--takeover",))], ids=["dead", "told to"]
-)
-async def test_it_serves_over_a_dead_socket_and_when_it_is_told_to(listens, flags):
-    async with open_cluster(options(*flags)) as cluster:
-        with a_socket(cluster.places.plugins / "nvidia-gpu.sock", listens=listens):
-            await started(cluster)
-            assert await offers(cluster, 80)

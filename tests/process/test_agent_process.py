@@ -9,13 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from agent.sandbox.lab.cluster import RESOURCE, fetch, open_cluster
+from agent.sandbox.scenario.facts import is_running, ledger_on_disk
+from agent.sandbox.scenario.stage import Wish, Workload
+from tests.fakes.kubeworld import KUBECONFIG
 from tests.process.agent_process import (
     ENVIRON,
     PATIENCE,
@@ -28,6 +30,7 @@ from tests.process.agent_process import (
     started,
 )
 
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up a capability")
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
 
@@ -107,91 +110,76 @@ async def test_settings_are_followed_and_the_last_good_ones_start_the_next_agent
         assert f"{config}:1:" in str(line.fields)
 
 
+@NEEDS_ROOT
+async def test_on_a_state_disk_that_takes_nothing_rows_are_kept_and_slices_come_back_with_room():
+    async with open_cluster(options(gpus=1)) as opened:
+        cluster = await started(opened, slices=10)
+        cluster.submit(Workload("first", "", (Wish("main", 1, 512),)).pod())
+        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
+        (row,) = ledger_on_disk(cluster).rows
+        cluster.places.state.chmod(0o500)  # no capability helps the agent's root
+        await cluster.kill_agent()
+        pid = (await cluster.start_agent()).pid
+        cluster.submit(Workload("later", "", (Wish("main", 1, 512),)).pod())
+        assert await cluster.until(lambda: bool(cluster.log.of("slices.withheld", pid)), PATIENCE)
+        assert row.key in {one.key for one in ledger_on_disk(cluster).rows}
+        cluster.places.state.chmod(0o750)
+
+        assert await cluster.until(lambda: is_running(cluster, "later"), PATIENCE)
+        assert 2 == len(ledger_on_disk(cluster).rows)
+
+
 # Bad input at the start: one sentence that says where, and the right exit code.
 
-KUBECONFIG = {
-    "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
-    "users": [{"name": "me", "user": {"token": "none"}}],
-    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-    "current-context": "here",
-}
+NO_DRIVER = {"--simulate": "", "--nvml-library": "{}/absent.so", "--on-no-driver": "exit"}
 TOO_LONG = "x" * 300
 """A name of which the system does not even say whether it is there."""
 
 
-@pytest.fixture
-def flags(tmp_path: Path) -> dict[str, str]:
-    """Flags of an agent that would run, but for what a test changes."""
-    (tmp_path / "kubeconfig").write_text(json.dumps(KUBECONFIG))
-    (tmp_path / "hook").mkdir()
-    return {
-        "--node-name": "here",
-        "--kubeconfig": str(tmp_path / "kubeconfig"),
-        "--simulate": "h100:1",
-        "--state-dir": str(tmp_path / "state"),
-        "--run-dir": str(tmp_path / "run"),
-        "--hook-path": str(tmp_path / "hook"),
-        "--kubelet-socket": str(tmp_path / "plugins" / "kubelet.sock"),
-        "--pod-resources-socket": str(tmp_path / "pod-resources.sock"),
-        "--web-port": "0",
-        "--log-format": "json",
-    }
-
-
-def refused(flags: dict[str, str]) -> tuple[int, str]:
-    """The exit code, and the one line that says why."""
+def refused(top: Path, changed: dict[str, str]) -> tuple[int, str]:
+    """The exit code of an agent that would run but for what is changed, and why, in one line."""
+    kubeconfig = KUBECONFIG.format(server="http://127.0.0.1:9", token="none")  # noqa: S106 -- a test
+    (top / "kubeconfig").write_text(kubeconfig)
+    (top / "hook").mkdir()
+    names = ("kubeconfig", "state-dir", "run-dir", "hook-path", "kubelet-socket", "config")
+    flags = {"--kubeconfig": f"{top}/kubeconfig", "--simulate": "h100:1", "--node-name": "here"}
+    flags |= {f"--{name}": f"{top}/{name.partition('-')[0]}" for name in names}
+    flags |= {"--web-port": "0", "--log-format": "json"} | changed
     ended = run("run", *(word for flag in flags.items() for word in flag))
-    assert "" == ended.stdout
-    assert "Traceback" not in ended.stderr
+
+    assert ("", False) == (ended.stdout, "Traceback" in ended.stderr)
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
-    lines += [
-        str(said["err"])
-        for said in map(json.loads, set(ended.stderr.splitlines()) - set(lines))
-        if said["event"] == "agent.failed"
-    ]
+    events = [json.loads(line) for line in ended.stderr.splitlines() if line not in lines]
+    lines += [str(one["err"]) for one in events if one["event"] == "agent.failed"]
     (line,) = lines
     return ended.returncode, line
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("setting", "changed", "code", "said"),
     [
-        ("splitCount: 4\n  splitCuont: 5", "{}:3:3: sharing.splitCuont cannot be set"),
-        ("splitCount: many", "{}:2:15: sharing.splitCount"),
+        (
+            "splitCount: 4\n  splitCuont: 5",
+            {},
+            78,
+            "{}/config:3:3: sharing.splitCuont cannot be set",
+        ),
+        ("splitCount: many", {}, 78, "{}/config:2:15: sharing.splitCount"),
+        ("", {"--kubeconfig": f"{{}}/{TOO_LONG}"}, 78, "cannot be read (File name too long)"),
+        ("", {"--simulate": "h1000:8"}, 78, "--simulate h1000:8: there is no profile `h1000`"),
+        ("", {"--state-dir": "{}/occupied"}, 77, "{}/occupied"),
+        ("", {"--run-dir": "{}/occupied"}, 77, "{}/occupied"),
+        ("", NO_DRIVER, 69, "{}/absent.so"),
     ],
 )
-def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, said: str):
-    config = tmp_path / "config.yaml"
-    config.write_text(f"sharing:\n  {text}\n")
+def test_what_cannot_be_used_has_its_exit_code_and_is_named(tmp_path, setting, changed, code, said):
+    (tmp_path / "occupied").touch()
+    (tmp_path / "config").write_text(f"sharing:\n  {setting}\n" if setting else "")
 
-    code, line = refused(flags | {"--config": str(config)})
+    changed = {key: text.format(tmp_path) for key, text in changed.items()}
+    found, line = refused(tmp_path, changed)
 
-    assert 78 == code
-    assert said.format(config) in line
-
-
-NO_DRIVER = {"--simulate": "", "--nvml-library": "{}/absent.so", "--on-no-driver": "exit"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "code", "said"),
-    [
-        ({"--kubeconfig": f"{{}}/{TOO_LONG}"}, 78, "cannot be read (File name too long)"),
-        ({"--simulate": "h1000:8"}, 78, "--simulate h1000:8: there is no profile `h1000`"),
-        ({"--state-dir": "{}/occupied"}, 77, "{}/occupied"),
-        ({"--run-dir": "{}/occupied"}, 77, "{}/occupied"),
-        (NO_DRIVER, 69, "{}/absent.so"),
-    ],
-)
-def test_what_cannot_be_used_has_its_exit_code_and_is_named(
-    flags, tmp_path, changed: dict[str, str], code: int, said: str
-):
-    (tmp_path / "occupied").write_text("a file")
-
-    found, line = refused(flags | {key: text.format(tmp_path) for key, text in changed.items()})
-
-    assert code == found
-    assert said.format(tmp_path) in line
+    assert (code, True) == (found, said.format(tmp_path) in line)
 
 
 # Doors in whose way something lies: each opens by itself, as soon as it can.
@@ -206,34 +194,32 @@ async def test_who_squats_the_port_keeps_nobody_from_the_socket_and_is_told():
             assert await cluster.until(path.is_socket, PATIENCE), cluster.log.last(20)
 
             said = f"[!]web degraded: 127.0.0.1:{port} cannot be bound"
-            assert await told(said, lambda: over_unix(path)), cluster.log.last(20)
+            assert await told(said, path), cluster.log.last(20)
             # The page says so first.
             assert await cluster.until(lambda: bool(cluster.log.of("service.failed")), PATIENCE)
             assert {"web"} == {one.fields["service"] for one in cluster.log.of("service.failed")}
             assert await cluster.until(lambda: cluster.kubelet.capacity(RESOURCE) == 80, PATIENCE)
 
             squatter.close()
-            assert await told("[+]web ok", lambda: over_unix(path)), cluster.log.last(20)
+            assert await told("[+]web ok", path), cluster.log.last(20)
             assert cluster.web_address is not None
 
 
-async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
-    """Whether the page says so in time."""
+async def told(text: str, path: Path) -> bool:
+    """Whether the page of the socket says so in time: a page tells nobody that it changed."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE):
-            while text not in await page():  # noqa: ASYNC110 -- a page tells nobody that it changed
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiohttp.ClientSession(
+                "http://agent", connector=aiohttp.UnixConnector(str(path))
+            ) as client,
+        ):
+            while True:
+                async with client.get("/readyz?verbose") as answer:
+                    if text in await answer.text():
+                        return True
                 await asyncio.sleep(0.05)
-            return True
     return False
-
-
-async def over_unix(path: Path) -> str:
-    connector = aiohttp.UnixConnector(str(path))
-    async with (
-        aiohttp.ClientSession("http://agent", connector=connector) as client,
-        client.get("/readyz?verbose") as answer,
-    ):
-        return await answer.text()
 
 
 # Processes whose parent closed, filled up or ignored something: an answer, or a sentence.
@@ -272,20 +258,9 @@ def test_an_answer_that_cannot_be_written_is_one_sentence_and_no_success(
 
 
 def test_a_reader_that_has_read_enough_is_no_error():
-    read, write = os.pipe()
-    os.close(read)
-    ended = subprocess.run(
-        [sys.executable, "-m", "agent", "config", "schema"],
-        cwd=ROOT,
-        env=ENVIRON,
-        stdout=write,
-        stderr=subprocess.PIPE,
-        timeout=50,
-        check=False,
-    )
-    os.close(write)
+    code, _, said = shell(f"{AGENT} config schema | true; exit ${{PIPESTATUS[0]}}")
 
-    assert (128 + signal.SIGPIPE, b"") == (ended.returncode, ended.stderr)
+    assert (128 + signal.SIGPIPE, "") == (code, said)
 
 
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "<&- 2>&-"])
@@ -308,41 +283,30 @@ def test_a_file_is_checked_from_standard_input():
 # What the agent knows to log in with is told nowhere.
 
 
+PAGES = "/ /api/v1/status /api/v1/settings /readyz?verbose /metrics /nothing"
+
+
 async def test_no_token_is_in_a_log_line_or_a_page():
+    def log() -> str:
+        return "\n".join(line.text for line in opened.log)
+
     async with open_cluster(options("--log-level", "debug")) as opened:
-        kubeconfig = json.loads(opened.places.kubeconfig.read_text())
-        (user,) = kubeconfig["users"]
-        token = user["user"]["token"]
+        text = opened.places.kubeconfig.read_text()
+        token = json.loads(text)["users"][0]["user"]["token"]
         assert len(token) > 8
         cluster = await started(opened)
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-        pages = [
-            (await fetch(cluster.web_address or "", path)).text
-            for path in (
-                "/",
-                "/api/v1/status",
-                "/api/v1/settings",
-                "/readyz?verbose",
-                "/metrics",
-                "/nothing",
-            )
-        ]
+        address = cluster.web_address or ""
+        pages = [(await fetch(address, path)).text for path in PAGES.split()]
         # A server that takes the token no more is told of, with the address and without the token.
-        user["user"]["token"] = wrong = f"{token}-and-more"
-        cluster.places.kubeconfig.write_text(json.dumps(kubeconfig))
+        cluster.places.kubeconfig.write_text(text.replace(token, f"{token}-and-more"))
         await cluster.kill_agent()
         await cluster.start_agent()
-        assert await cluster.until(lambda: "answered 401" in said(cluster), PATIENCE)
+        assert await cluster.until(lambda: "answered 401" in log(), PATIENCE)
         code = await cluster.stop_agent()
 
     assert 0 == code
-    for secret in (token, wrong):
-        assert secret not in said(cluster)
-        assert [] == [page for page in pages if secret in page]
-
-
-def said(cluster):
-    return "\n".join(line.text for line in cluster.log)
+    assert [] == [page for page in (log(), *pages) if token in page]
 
 
 def test_settings_are_shown_without_what_they_name(tmp_path):
@@ -355,19 +319,12 @@ def test_settings_are_shown_without_what_they_name(tmp_path):
     assert "s3cret" not in shown.stdout + shown.stderr
 
 
-def status_of(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-
-
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up a capability")
-
-
-@AS_ROOT
+@NEEDS_ROOT
 async def test_the_agent_is_root_without_capabilities_as_the_unit_and_the_daemonset_run_it():
     async with open_cluster(options(gpus=1)) as cluster:
         await started(cluster, slices=10)
-        said = status_of(cluster.agent.pid)
+        status = await asyncio.to_thread(Path(f"/proc/{cluster.agent.pid}/status").read_text)
 
+    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert {"0" * 16} == {said[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
     assert ("1", "0\t0\t0\t0") == (said["NoNewPrivs"], said["Uid"])

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -22,16 +21,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 WITHIN = 160
 """Seconds for a scenario: just under the test's own."""
-
-
-def greeting(output: IO[str]) -> list[str]:
-    """What `sandbox --interactive` says once all is there."""
-    told = []
-    for line in output:
-        told.append(line)
-        if line.startswith("  kubectl get node sandbox "):
-            break
-    return told
 
 
 def commands(told: list[str]) -> list[str]:
@@ -101,16 +90,14 @@ def test_too_few_gpus_or_slices_are_wrong_usage(words, expected, capsys):
 
 
 @pytest.fixture
-def short_directory() -> Iterator[Path]:
+def temporary() -> Iterator[Path]:
     """Sockets lie in it: pytest's own directories have names that are too long."""
     with tempfile.TemporaryDirectory(prefix="t-") as name:
         yield Path(name)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_directory: Path):
-    temporary = short_directory / "t"
-    temporary.mkdir()
+def test_ctrl_c_removes_everything(number: signal.Signals, code: int, temporary: Path):
     environ = ENVIRON | {"TMPDIR": str(temporary)}
     with subprocess.Popen(
         [sys.executable, "-m", "agent", "sandbox", "--interactive", "--gpus", "1"],
@@ -120,7 +107,9 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
         text=True,
     ) as sandbox:
         assert sandbox.stdout is not None
-        told = greeting(sandbox.stdout)
+        told = [sandbox.stdout.readline()]
+        while not told[-1].endswith("/api/v1/nodes/sandbox\n"):
+            told.append(sandbox.stdout.readline())
         (killing,) = [place for place, line in enumerate(told) if line.startswith("  kill -9 ")]
         agent = int(told[killing].split()[-1])
         os.kill(agent, 0)  # it is there
