@@ -18,7 +18,7 @@ from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
 from agent.kube.objects import NodeWatch
 from agent.ledger import LastGood, Ledger, SourceFile
-from agent.model import GpuUuid, Scan, SliceId, SliceList
+from agent.model import Scan, SliceList
 from agent.ports import Disk
 from agent.report import ReportCells, Reporter
 from agent.settings.reading import Labels, NodeValues, Sources, SourcesRead, begin, look, make_plan
@@ -131,7 +131,6 @@ class SettingsNode:
     api: FakeApi
     lists: list[SliceList] = dataclasses.field(default_factory=list)
     logs: list[MutableMapping[str, Any]] = dataclasses.field(default_factory=list)
-    first: SliceList = dataclasses.field(default_factory=SliceList)
 
     def __post_init__(self) -> None:
         self.facts = self.room.cells
@@ -151,14 +150,6 @@ class SettingsNode:
             else:
                 (self.root / name).write_text(text)
         await self.service.read(asked=asked)
-        await asyncio.sleep(SETTLED)
-
-    async def hold(self, *slices: tuple[GpuUuid, int]) -> None:
-        """Containers hold these slices and no others."""
-        held: dict[GpuUuid, tuple[SliceId, ...]] = {}
-        for uuid, number in slices:
-            held[uuid] = (*held.get(uuid, ()), SliceId(f"{uuid}-{number}"))
-        self.keeper.hold(held)
         await asyncio.sleep(SETTLED)
 
     def count(self) -> tuple[int, int]:
@@ -215,7 +206,6 @@ async def a_settings_node(
             await asyncio.sleep(0.01)
             async with at_work(watch.run, reporter.run):
                 await asyncio.sleep(SETTLED)
-                node.first = node.lists[0] if node.lists else SliceList()
                 node.count()
                 logs.clear()
                 node.logs = logs

@@ -76,19 +76,6 @@ class AllocationStory:
         return sum(event.pod == uid for event in self.world.kubelet.history.of("allocating"))
 
     @property
-    def overlaps(self) -> int:
-        """How many calls of the kubelet began while another was under way."""
-        found, going_on = 0, 0
-        for event in self.world.kubelet.history.of(
-            "allocating", "allocated", "allocate_refused", "started"
-        ):
-            if event.kind == "allocating":
-                found, going_on = found + bool(going_on), going_on + 1
-            else:
-                going_on = 0 if event.kind == "started" else max(0, going_on - 1)
-        return found
-
-    @property
     def results(self) -> Mapping[tuple[str, ...], int]:
         """What the present agent answered, by result and reason."""
         assert self.world.agent is not None

@@ -36,29 +36,6 @@ async def test_a_container_restarts_after_a_lost_checkpoint_while_another_pod_ho
         await story.running("next")
 
 
-@told
-async def test_overlapping_calls_after_a_lost_checkpoint_never_kill_the_kubelet():
-    async with a_story() as story:
-        for name in ("a", "b", "c", "d", "e", "f"):
-            await story.runs(name, Shape((Box(mib=1000, cores=0),)))
-        await story.world.restart_kubelet(lose=True)
-        await asyncio.sleep(2)
-        lives = story.world.kubelet.lives
-
-        for turn in range(3):
-            await story.world.end_containers(turn, 6)
-            shape = Shape((Box(mib=100, cores=0),), seconds=2)
-            story.world.create_and_schedule(f"new-{turn}", shape)
-            for _ in range(20):
-                story.world.crowd(60)  # so that a call lasts longer
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(20)
-
-        assert story.overlaps > 0
-        assert lives == story.world.kubelet.lives
-        assert [] == list(story.world.kubelet.history.of("panicked"))
-
-
 @pytest.mark.parametrize("count", [3, 16])
 @told
 async def test_a_reboot_with_a_lost_checkpoint_gives_all_pods_their_old_answers(count):

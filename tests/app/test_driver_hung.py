@@ -8,12 +8,10 @@ import contextlib
 import re
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from agent.errors import Refusal, RefusalReason
-from agent.model import Scan, slice_id
 from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.web.server import livez, readyz
 from tests.app.front_node import FrontNode, joined, running, watched
@@ -133,25 +131,3 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
         said = re.escape(f"its GPU 0 ({G1}) is {condition}: {text}")
         with pytest.raises(Refusal, match=said):
             await node.allocate()
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"filter_indexes": frozenset({0, 1})}, "is filtered out by the settings"),
-        ({"mode": "mig"}, "is not shared: sharing.operatingMode is mig, which is not shared yet"),
-        (None, "is not on the node any more"),
-    ],
-)
-async def test_a_held_gpu_that_is_shared_no_more_or_gone_is_said_to_be_just_that(changed, why):
-    async with a_node() as node:
-        front = node.at_work.front
-        keeper, sharing = front.keeper, front.facts.sharing
-        keeper.hold({G1: (slice_id(G1, 0),)})
-        if changed is None:
-            keeper.found(Scan("570.1", ()))
-        else:
-            sharing.set(msgspec.structs.replace(sharing.value, **changed))
-            keeper.refresh()
-
-        assert f"gpu_health degraded: GPU 0 {why}" in node.probed

@@ -18,7 +18,7 @@ from agent.model import (
     slice_id,
 )
 from agent.sandbox.hardware import Description, SimulatedHardware
-from tests.app.front_node import BEFORE, SETTINGS, FrontNode, joined, running
+from tests.app.front_node import BEFORE, SETTINGS, FrontNode, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import HardwareDriver, ScriptedDriver
 from tests.services.at_work import at_work
@@ -138,6 +138,24 @@ async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_liste
         await asyncio.sleep(30)
         assert shown(node).startswith("0+ 1+ | ")
         assert slice_id(G1, 12) in node.groups[G1].ids
+
+
+async def test_gpus_that_wake_one_by_one_are_served_and_no_reset_is_asked_for():
+    driver = ScriptedDriver()
+    driver.faults = [GpuFault(f"index {n}", "no answer in time", Trouble.SILENT) for n in range(3)]
+    async with running(joined(driver)) as node:
+        waking = {one.name: one.text for one in watched(node.front).checks() if not one.ok}
+        assert waking["inventory"].startswith("the driver answers; GPU index 0, index 1, index 2:")
+        assert 1 == waking["gpus_answering"].count("it initialises for seconds")
+        for number in range(3):
+            driver.gpus.append(a_gpu(index=number))
+            driver.faults.pop(0)
+            driver.report(CHANGED)  # its call came back
+            await asyncio.sleep(AT_ONCE)
+            assert gpus(number + 1) == [node.shared(uuid).gpu for uuid in node.served]
+
+        assert all(one.ok for one in watched(node.front).checks() if one.name == "gpus_answering")
+        assert not any("reset" in event.text for event in node.told)
 
 
 async def test_a_gpu_that_has_another_index_is_the_same_gpu():

@@ -38,7 +38,7 @@ _OVER = ("Succeeded", "Failed")
 
 
 class CalmAudit(Audit):
-    """The strict audit. `lenient`: refusals are counted only. `told_of`: what happened, in order.
+    """The strict audit. `lenient`: refusals are counted only.
 
     `tally` counts what happened. `excused`: pods that were refused rightly.
     """
@@ -55,7 +55,6 @@ class CalmAudit(Audit):
         self.was_shown: Callable[[str], bool] = lambda _: True
         """Whether the agent's watch of the Node has shown this lock."""
         self.excused: set[str] = set()
-        self.told_of: list[str] = []
         self._present: dict[str, Json] = {}
         self._named: dict[str, str] = {}
         self._served: dict[str, float] = {}
@@ -77,10 +76,6 @@ class CalmAudit(Audit):
         """Pods that HAMi took for the owner of a namesake's lock, and whose agent let it go before
         they were bound: its watch could not show them, and they are bound without a lock."""
 
-    def say(self, *words: object) -> None:
-        """Something happened now."""
-        self.told_of.append(f"{_now():8.3f} {' '.join(map(str, words))}")
-
     def finish(self) -> None:
         """The history is over."""
         if self._lock is not None:
@@ -92,7 +87,6 @@ class CalmAudit(Audit):
 
     def answered(self, response: ContainerAllocateResponse) -> None:
         owner = owner_in(response)
-        self.say("answered", *self._who(self._asking), "by the share of", *self._who(owner))
         self.tally["answered"] += 1
         super().answered(response)
         pod = self._present.get(owner[0])
@@ -104,7 +98,6 @@ class CalmAudit(Audit):
                 self._served.setdefault(owner[0], _now())
 
     def released(self, value: str) -> None:
-        self.say("the agent releases", value)
         self._let_go = value
         super().released(value)
 
@@ -142,41 +135,33 @@ class CalmAudit(Audit):
         super()._hear(event)
         if event.kind in ("rejected", "container_waiting"):
             self._judge_refusal(event.pod, event.text)
-        elif event.kind == "allocating":
-            self.say("asks", *self._who((event.pod, event.container)))
 
     def _judge_refusal(self, uid: str, text: str) -> None:
-        self.say("refused", *self._who((uid, "")), text)
         gate = text.rpartition("[HA-")[2].partition("]")[0] if "[HA-" in text else ""
         if self.is_gone(uid):
             self.tally["a gone pod was refused"] += 1
             return
-        if gate in _NO_ROOM and self.room.is_oversold(uid):
-            self.tally["refused, for the scheduler had sold its room"] += 1
-            self.excused.add(uid)
-            return
-        if any(words in text for words in _NO_IDS) and self.all_listed():
-            self.tally["rejected, for the scheduler had sold its slice"] += 1
-            self.excused.add(uid)
-            return
-        if gate in _NO_RIGHT and uid in self._robbed and not self.was_shown(self._robbed[uid]):
-            self.tally["refused, for HAMi took its lock back before the watch had shown it"] += 1
-            self.excused.add(uid)
-            return
-        if gate in _NO_RIGHT and uid in self._heirs:
-            self.tally["refused, for HAMi gave it the lock of a namesake that was over"] += 1
-            self.excused.add(uid)
-            return
-        if gate == _MANY and self.serves_unlocked and self._has_ghost(uid, text):
-            self.tally["refused, for a pod without a lock has the name of one that just ended"] += 1
-            self.excused.add(uid)
-            return
-        self.tally[f"refused {gate}"] += 1
-        if gate and self.lenient:
+        why = self._why_right(uid, gate, text)
+        self.tally[why or f"refused {gate}"] += 1
+        if why or (gate and self.lenient):
             self.excused.add(uid)
         else:
             what = "a good pod was refused" if gate else "the kubelet rejected a pod"
-            self._breach(what, *self._who((uid, "")), text)
+            self._breach(what, self._named.get(uid, "?"), uid, text)
+
+    def _why_right(self, uid: str, gate: str, text: str) -> str:
+        """Why a pod that is there was refused rightly; empty: it was not."""
+        if gate in _NO_ROOM and self.room.is_oversold(uid):
+            return "refused, for the scheduler had sold its room"
+        if any(words in text for words in _NO_IDS) and self.all_listed():
+            return "rejected, for the scheduler had sold its slice"
+        if gate in _NO_RIGHT and uid in self._robbed and not self.was_shown(self._robbed[uid]):
+            return "refused, for HAMi took its lock back before the watch had shown it"
+        if gate in _NO_RIGHT and uid in self._heirs:
+            return "refused, for HAMi gave it the lock of a namesake that was over"
+        if gate == _MANY and self.serves_unlocked and self._has_ghost(uid, text):
+            return "refused, for a pod without a lock has the name of one that just ended"
+        return ""
 
     def _has_ghost(self, uid: str, text: str) -> bool:
         """Whether another pod that the refusal names just took the name of one that is gone.
@@ -199,7 +184,6 @@ class CalmAudit(Audit):
             return
         if after is None:
             uid = str((before or {})["metadata"]["uid"])
-            self.say("gone", *self._who((uid, "")))
             self._present.pop(uid, None)
             self._gone[uid] = _now()
             return
@@ -211,14 +195,11 @@ class CalmAudit(Audit):
     def _see_pod(self, uid: str, before: Json | None, after: Json) -> None:
         text = (after["metadata"].get("annotations") or {}).get(ALLOCATED)
         if text is not None and text != _noted(before):
-            self.say("placed", after["metadata"]["name"], uid[:4], text)
             self._place(uid, after, tuple(map(tuple, decode_pod_devices(text))))
         if before is None:
             self.tally["pods"] += 1
-            self.say("made", after["metadata"]["name"], uid[:4])
         elif not before["spec"].get("nodeName") and after["spec"].get("nodeName"):
             self.tally["bound"] += 1
-            self.say("bound", after["metadata"]["name"], uid[:4])
         if before is not None and _phase_of(before) == PHASE_SUCCESS != _phase_of(after):
             self._scheduler.bound_again.add(uid)  # the marks of a bind that fails
         phase = after["status"].get("phase")
@@ -251,7 +232,6 @@ class CalmAudit(Audit):
             placed[owner[0]] = first
 
     def _see_lock(self, text: str) -> None:
-        self.say("lock", text or "gone")
         if self._lock is not None:
             self._judge_lock(*self._lock)
             before, _, first = self._lock
@@ -291,10 +271,6 @@ class CalmAudit(Audit):
 
     def _breach(self, what: str, *about: object) -> None:
         super()._breach(f"{what} at {_now():.3f}", *about)
-
-    def _who(self, owner: Owner) -> tuple[str, str]:
-        name = self._named.get(owner[0], "?").rpartition(",")[2]
-        return f"{name} {owner[0][:4]}", owner[1]
 
 
 def _noted(pod: Json | None) -> str | None:

@@ -233,12 +233,13 @@ class Histories(OneHistory):
     def the_scheduler_errs(self, place: int, deed: str, pause: float) -> None:
         """Its locks run out, are stamped anew, or a bind that had succeeded is tried again."""
         pod = self.pick(place, is_bound)
+        scheduler, spawn = self.world.scheduler, self.world.spawn
         deeds: dict[str, Deed] = {
-            "expire": self.world.scheduler.clock.jump,
-            "stamp": self.world.stamp_again,
+            "expire": scheduler.clock.jump,
+            "stamp": lambda: spawn(scheduler.stamp_again()),
         }
         if pod is not None:
-            deeds["bind"] = partial(self.world.bind_again, uid_of(pod))
+            deeds["bind"] = lambda: spawn(scheduler.bind_again(uid_of(pod)))
         self.after(pause, deeds.get(deed))
 
     @rule(calls=st.sampled_from((5, 10, 60)), pause=pauses)

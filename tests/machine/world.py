@@ -74,14 +74,6 @@ class MachineWorld(MachineSite):
         """The scheduler takes the pod up."""
         self.spawn(self.scheduler.schedule(uid))
 
-    def bind_again(self, uid: str) -> None:
-        """The scheduler tries a bind that had succeeded once more."""
-        self.spawn(self.scheduler.bind_again(uid))
-
-    def stamp_again(self) -> None:
-        """The lock's owner gets it anew."""
-        self.spawn(self.scheduler.stamp_again())
-
     def delete(self, pod: Json, grace: int) -> None:
         """Somebody deletes a pod; 0: by force."""
         metadata = pod["metadata"]
