@@ -13,13 +13,13 @@ from agent.app.agent import NodeAgent, StartFacts
 from agent.app.web import WebDoors
 from agent.cluster import NodeEvent
 from agent.hami.annotations import ReportSettings, read_register, report_of
+from agent.host.system import Systemd
 from agent.kube.client import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup
 from agent.ports import Driver
-from agent.settings.reading import Sources, make_plan
+from agent.settings.reading import NodeValues, Sources, SourcesRead, make_plan
 from agent.state import Recovered
-from tests.app.settings_room import SystemdSide, nothing_new, start_of
 from tests.fakes.apiserver import EventSink
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import MemoryDisk
@@ -32,6 +32,27 @@ from tests.services.at_work import at_work
 PATHS = "paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}\n"
 SETTINGS = f"health: {{driverHang: 60}}\n{PATHS}"
 BEFORE = State(boot_id="boot", machine_id="machine")
+
+
+class SystemdSide(Systemd):
+    """What the service manager is told, by the first word of each message."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.said: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.said.append(message.partition("=")[0].lower())
+
+
+async def nothing_new(last: SourcesRead | None, good: Sources) -> SourcesRead:
+    """A look at sources that are those in force."""
+    return last or SourcesRead(good, make_plan(good))
+
+
+def start_of(plan: NodeValues) -> SourcesRead:
+    """A start with these settings."""
+    return SourcesRead(plan.sources, plan)
 
 
 @dataclasses.dataclass

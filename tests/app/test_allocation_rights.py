@@ -63,18 +63,6 @@ async def test_an_expired_lock_that_was_handed_over_gives_neither_pod_the_others
         await story.until(lambda: story.bind_phase("second") == PHASE_SUCCESS)
 
 
-@pytest.mark.parametrize("amount", [1, 12000], ids=["less", "more"])
-@told
-async def test_annotations_that_a_tenant_wrote_give_no_right(amount):
-    async with a_story() as story:
-        story.world.create_stray("forger", Shape((Box(mib=12000),), forged=amount))
-
-        await story.failed("forger", "HA-2005")
-
-        await story.until(lambda: story.bind_phase("forger") == PHASE_FAILED)
-        assert {("refused", "no_lock"): 1} == story.results
-
-
 @pytest.mark.parametrize("seconds", [1, 35], ids=["the lock stands", "it went just now"])
 @told
 async def test_the_unused_lock_of_a_deleted_pod_gives_none_that_was_created_with_its_node_a_right(
@@ -193,16 +181,22 @@ async def bound_by_hand(story: AllocationStory, name: str, shape: Shape, schedul
 
 @pytest.mark.parametrize("scheduler", ["hami-scheduler", "other"])
 @pytest.mark.parametrize("beside", [False, True], ids=["no lock", "another's lock"])
+@pytest.mark.parametrize(
+    ("boxes", "forged"), [((INIT, APP), 3000), ((Box(mib=12000),), 12000), ((Box(mib=12000),), 1)]
+)
 @told
-async def test_a_pod_that_names_its_node_itself_is_refused(scheduler, beside):
+async def test_annotations_that_a_tenant_wrote_give_no_right(scheduler, beside, boxes, forged):
+    """A pod that names its node itself is refused, whatever is written on it."""
     async with a_story() as story:
         if beside:
             await story.world.stop_kubelet(5.0)
-            await story.bound("owner", Shape((Box(mib=4000),)))
-        story.world.create_stray("forger", Shape((INIT, APP), forged=3000), scheduler)
+            await story.bound("owner", SMALL)
+        story.world.create_stray("forger", Shape(boxes, forged=forged), scheduler)
 
         await story.failed("forger", "HA-2005")
         assert "without spec.nodeName" in story.message("forger")
+        await story.until(lambda: story.bind_phase("forger") == PHASE_FAILED)
+        assert beside or {("refused", "no_lock"): 1} == story.results
         if beside:
             await story.running("owner")
 

@@ -15,8 +15,7 @@ from agent.app.main import tell_systemd
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.ledger import Ledger
 from agent.sandbox.apiserver_requests import merge_patch
-from tests.app.front_node import BEFORE, joined, runs
-from tests.app.settings_room import SystemdSide
+from tests.app.front_node import BEFORE, SystemdSide, joined, runs
 from tests.app.story import a_story, told
 from tests.builders import NODE, a_gpu, a_row, a_uuid
 from tests.fakes.driver import ScriptedDriver

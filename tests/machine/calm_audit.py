@@ -17,7 +17,7 @@ from agent.sandbox.kubelet.pods import KubeletEvent
 from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
-from tests.machine.audit import Audit, asked_containers, key_of, lock_of, owner_in
+from tests.machine.audit import Audit, asked_containers, key_of, lock_of, owner_in, uid_of
 from tests.machine.pods import Placement
 
 SERVED_LIMIT = 5.0
@@ -55,8 +55,6 @@ class CalmAudit(Audit):
         self.was_shown: Callable[[str], bool] = lambda _: True
         """Whether the agent's watch of the Node has shown this lock."""
         self.excused: set[str] = set()
-        self._present: dict[str, Json] = {}
-        self._named: dict[str, str] = {}
         self._served: dict[str, float] = {}
         """When a pod was answered in full."""
         self._over: dict[str, float] = {}
@@ -83,13 +81,13 @@ class CalmAudit(Audit):
 
     def is_gone(self, uid: str) -> bool:
         """Whether the API server has no such pod any more."""
-        return uid not in self._present
+        return uid not in self._pods
 
     def answered(self, response: ContainerAllocateResponse) -> None:
         owner = owner_in(response)
         self.tally["answered"] += 1
         super().answered(response)
-        pod = self._present.get(owner[0])
+        pod = self._pods.get(owner[0])
         if pod is not None:
             left = {*asked_containers(pod)} - {
                 name for uid, name in self.answers if uid == owner[0]
@@ -147,7 +145,7 @@ class CalmAudit(Audit):
             self.excused.add(uid)
         else:
             what = "a good pod was refused" if gate else "the kubelet rejected a pod"
-            self._breach(what, self._named.get(uid, "?"), uid, text)
+            self._breach(what, self._names.get(uid, "?"), uid, text)
 
     def _why_right(self, uid: str, gate: str, text: str) -> str:
         """Why a pod that is there was refused rightly; empty: it was not."""
@@ -170,10 +168,10 @@ class CalmAudit(Audit):
         the new one or has not forgotten the old one.
         """
         return any(
-            self._named[gone] != self._named.get(uid)
-            and self._named[gone].replace(",", "/") in text
+            self._names[gone] != self._names.get(uid)
+            and self._names[gone].replace(",", "/") in text
             for gone, when in self._gone.items()
-            if gone in self._named and _now() - when < GHOST
+            if gone in self._names and _now() - when < GHOST
         )
 
     def _told(self, resource: str, before: Json | None, after: Json | None) -> None:
@@ -183,14 +181,9 @@ class CalmAudit(Audit):
         if resource != "pods":
             return
         if after is None:
-            uid = str((before or {})["metadata"]["uid"])
-            self._present.pop(uid, None)
-            self._gone[uid] = _now()
-            return
-        uid = str(after["metadata"]["uid"])
-        self._see_pod(uid, self._present.get(uid), after)
-        self._present[uid] = after
-        self._named[uid] = key_of(after)
+            self._gone[uid_of(before or {})] = _now()
+        else:
+            self._see_pod(uid_of(after), before, after)
 
     def _see_pod(self, uid: str, before: Json | None, after: Json) -> None:
         text = (after["metadata"].get("annotations") or {}).get(ALLOCATED)
@@ -238,7 +231,7 @@ class CalmAudit(Audit):
             heir = self._named_by(before)  # HAMi lets the next of a name take it over as it is
             if heir is not None and before != self._let_go:
                 self._robbed[heir] = before
-            elif heir not in (None, first) and not self._present[heir]["spec"].get("nodeName"):
+            elif heir not in (None, first) and not self._pods[heir]["spec"].get("nodeName"):
                 self._heirs.add(heir)
         owner = self._named_by(text)
         self._lock = (text, _now(), owner) if text else None
@@ -249,7 +242,7 @@ class CalmAudit(Audit):
     def _named_by(self, text: str) -> str | None:
         """The pod that has the name in a lock now."""
         key = text.partition(",")[2]
-        return next((uid for uid, pod in self._present.items() if key_of(pod) == key), None)
+        return next((uid for uid, pod in self._pods.items() if key_of(pod) == key), None)
 
     def _judge_lock(self, text: str, since: float, owner: str | None) -> None:
         """How long it stood for nothing.
