@@ -165,7 +165,7 @@ def test_a_panic_after_an_answer_beside_another_question_is_the_agents(is_known,
     kubelet: Any = SimpleNamespace(history=SimpleNamespace(listen=heard.append))
     audit = Audit(SimpleNamespace(), kubelet, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     for kind, *pod in (*events.split(), "!"):
-        heard[0](KubeletEvent(0.0, KINDS[kind], pod="".join(pod), container="c"))  # type: ignore[arg-type]
+        heard[0](KubeletEvent(0.0, KINDS[kind], pod="".join(pod), container="c"))
 
     assert is_known == bool(audit.breaches)
 

@@ -66,7 +66,7 @@ def faults(findings: list[dict]) -> set[str]:
 
 
 async def test_nothing_is_wrong_where_all_is_well_and_nothing_is_changed_by_looking(node):
-    node.api._tokens[ACCOUNT] = ACCOUNT
+    node.api.tokens[ACCOUNT] = ACCOUNT
     path = node.places.root / "other-kubeconfig"
     path.write_text(kubeconfig(node.api.url, ACCOUNT))
     files = sorted(node.places.root.rglob("*"))
