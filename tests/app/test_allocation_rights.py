@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from agent.allocate import service
 from agent.allocate.match import UnlockedPods
 from agent.cluster import PHASE_FAILED, PHASE_SUCCESS
 from tests.app.story import AllocationStory, a_story, told
 from tests.builders import NODE, a_uuid
+from tests.machine.mutants import replaced
 from tests.machine.pods import NAMESPACE, Box, Shape, a_pod_object
 
 BIG = Shape((Box(mib=12000),))
@@ -61,6 +63,14 @@ async def test_an_expired_lock_that_was_handed_over_gives_neither_pod_the_others
         phase = PHASE_SUCCESS if served else PHASE_FAILED
         await story.until(lambda: story.bind_phase("first") == phase)
         await story.until(lambda: story.bind_phase("second") == PHASE_SUCCESS)
+
+
+def test_the_planted_bug_that_only_the_lock_that_stands_proves_a_right_is_found():
+    """Stories where nothing fails show it once in thousands."""
+    told_so = test_an_expired_lock_that_was_handed_over_gives_neither_pod_the_others_share
+
+    with replaced(service, "former_locks", lambda *_: ()), pytest.raises(TimeoutError):
+        told_so(before=50, served=True)
 
 
 @pytest.mark.parametrize("seconds", [1, 35], ids=["the lock stands", "it went just now"])

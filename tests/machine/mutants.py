@@ -27,13 +27,12 @@ from tests.machine.agent_life import AgentLife
 
 
 class Mutant(NamedTuple):
-    """A bug, the words of the breach that it is found by, and the story to begin with."""
+    """A bug, and the words of the breach that it is found by."""
 
     place: Any
     name: str
     bug: object
     breach: str
-    first: int = 0
 
     def planted(self) -> contextlib.AbstractContextManager[None]:
         """The bug is there for as long as the block runs."""
@@ -209,8 +208,6 @@ CALM_MUTANTS = {
     ),
     "locks not left to pods that come": Mutant(settle, "UNCLAIMED", dt.timedelta(0), TAKEN),
     "returning names": Mutant(service, "decide", returning_names_not_looked_at, OTHERS),
-    # Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing.
-    "locks that went forgotten": Mutant(service, "former_locks", lambda *_: (), REFUSED, 1213),
     "listed for good": Mutant(reconcile, "_unused", listed_for_good, ROW_LEFT),
 }
 
