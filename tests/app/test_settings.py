@@ -230,6 +230,7 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
             assert is_big == room.cells.report.value.topology_score
             assert ("4" if is_big else "1") == room.cells.edits.value.cuda_log_level
     assert [20, 10] == room.refreshed
+    assert {"pool": "small"} == room.service.copy.value.labels
 
 
 RENAMED = """
@@ -461,6 +462,7 @@ async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tm
         await node.service.read(asked=True)
 
         assert 8 == node.facts.sharing.value.split_count
+        assert GOOD.encode() == node.service.copy.value.own.content
         assert (0, 0) == node.count()
         assert ["ConfigRejected"] == [event.reason for event in node.events]
         assert str(tmp_path / file) in node.events[0].text
