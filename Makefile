@@ -143,11 +143,11 @@ metrics: $(STAMP)  ## write METRICS.md from the code
 
 .PHONY: golden
 golden: $(STAMP)  ## write tests/golden: what status, explain, the page, /metrics and the API say
-	for one in cli.test_status cli.test_explain doors.test_web_page doors.metrics_page \
+	for one in cli.test_status cli.test_node_verbs cli.test_explain doors.test_web_page doors.metrics_page \
 		doors.test_web_api; do PYTHONPATH=. $(BIN)/python -m tests.$$one > /dev/null || exit 1; done
 
 .PHONY: chart-check
-chart-check: $(STAMP)  ## judge the chart by helm, kubeconform and kube-score (first time 3 minutes; CHART='-k word')
+chart-check: $(STAMP)  ## judge the chart by helm, schemas and kube-score (first time 3 minutes; CHART='-k word')
 	tests/chart/run $(CHART)
 
 # $(call generate,DIR) writes the messages of protos/ to DIR. protoc finds its plugin, and the
@@ -233,10 +233,6 @@ facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were 
 .PHONY: size
 size: $(STAMP)  ## print lines and statements by room, and the words of the documents
 	$(BIN)/python -m tests.shape.size
-
-.PHONY: walk
-walk: $(STAMP)  ## print the files that one Allocate, one scrape and one XID go through
-	$(BIN)/python -m tests.shape.walk
 
 .PHONY: clean
 clean:  ## remove everything that make made

@@ -1,9 +1,10 @@
-"""Domain values for tests: every builder takes keywords only and has a sensible default."""
+"""Domain values for tests: each builder has sensible defaults; `changes` are fields of its kind."""
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.cluster import ALLOCATED, ContainerView, NodeLock, Phase, PodUid, PodView, Role
 from agent.hami.annotations import decode_pod_devices
@@ -17,7 +18,6 @@ from agent.model import (
     GpuUuid,
     Health,
     Inventory,
-    Link,
     Share,
     SharedGpu,
     SliceId,
@@ -49,158 +49,76 @@ def a_pod_uid(number: int) -> PodUid:
     return PodUid(f"{number:08x}-0000-4000-9000-{number:012x}")
 
 
-def a_gpu(
-    *,
-    uuid: str | None = None,
-    index: int = 0,
-    name: str = "NVIDIA H100 80GB HBM3",
-    memory_mib: int | None = 81559,
-    pci: str | None = None,
-    numa: int | None = 0,
-    minor: int | None = None,
-    mig_enabled: bool = False,
-    links: tuple[Link, ...] = (),
-) -> Gpu:
-    """A GPU; UUID, PCI bus id and minor follow from the index unless given."""
-    return Gpu(
-        uuid=a_uuid(index) if uuid is None else GpuUuid(uuid),
+def a_gpu(*, index: int = 0, **changes: Any) -> Gpu:
+    """A GPU; UUID, PCI bus id and minor follow from the index."""
+    gpu = Gpu(
+        uuid=a_uuid(index),
         index=index,
-        name=name,
-        memory_mib=memory_mib,
-        pci=f"0000:{0x10 + index:02x}:00.0" if pci is None else pci,
-        numa=numa,
-        minor=index if minor is None else minor,
-        mig_enabled=mig_enabled,
-        links=links,
+        name="NVIDIA H100 80GB HBM3",
+        memory_mib=81559,
+        pci=f"0000:{0x10 + index:02x}:00.0",
+        numa=0,
+        minor=index,
     )
+    return replace(gpu, **changes)
 
 
-def a_health(
-    *,
-    condition: Condition = Condition.OK,
-    serving: bool | None = None,
-    since: dt.datetime = NOON,
-    cause: str = "none",
-    text: str = "",
-    xid: int | None = None,
-) -> Health:
+def a_health(*, condition: Condition = Condition.OK, **changes: Any) -> Health:
     """A health; `serving` follows from the condition unless given."""
-    serves = condition not in {Condition.BAD, Condition.LOST} if serving is None else serving
-    return Health(condition=condition, since=since, cause=cause, text=text, xid=xid, serving=serves)
+    serves = condition not in {Condition.BAD, Condition.LOST}
+    return replace(Health(condition=condition, since=NOON, cause="none", serving=serves), **changes)
 
 
-def a_shared_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
-    *,
-    gpu: Gpu | None = None,
-    health: Health | None = None,
-    split_count: int = 10,
-    registered_mib: int | None = None,
-    core_percent: int = 100,
-    mode: str = "hami-core",
-    present: bool = True,
-    there: bool = True,
-    obstacle: str = "",
-    wanted: bool = True,
-    numa_hint: bool = True,
-) -> SharedGpu:
+def a_shared_gpu(*, gpu: Gpu | None = None, **changes: Any) -> SharedGpu:
     """A GPU as it is offered; memory and type follow from the GPU unless given."""
     inner = a_gpu() if gpu is None else gpu
-    return SharedGpu(
+    shared = SharedGpu(
         gpu=inner,
-        health=a_health() if health is None else health,
-        split_count=split_count,
-        registered_mib=(inner.memory_mib or 0) if registered_mib is None else registered_mib,
-        core_percent=core_percent,
+        health=a_health(),
+        split_count=10,
+        registered_mib=inner.memory_mib or 0,
+        core_percent=100,
         type_name=type_name(inner.name),
-        mode=mode,
-        present=present,
-        there=there,
-        obstacle=obstacle,
-        wanted=wanted,
-        numa_hint=numa_hint,
+        mode="hami-core",
     )
+    return replace(shared, **changes)
 
 
 def an_inventory(
-    *,
-    count: int = 2,
-    gpus: Iterable[SharedGpu] | None = None,
-    generation: int = 1,
-    driver_version: str = "570.86.15",
+    *, count: int = 2, gpus: Iterable[SharedGpu] | None = None, **changes: Any
 ) -> Inventory:
     """`count` equal GPUs of index 0, 1, …, or the given ones."""
-    shared = (
-        tuple(a_shared_gpu(gpu=a_gpu(index=n)) for n in range(count))
-        if gpus is None
-        else tuple(gpus)
-    )
-    return Inventory(generation=generation, gpus=shared, driver_version=driver_version)
+    equal = (a_shared_gpu(gpu=a_gpu(index=n)) for n in range(count))
+    shared = tuple(equal if gpus is None else gpus)
+    return replace(Inventory(generation=1, gpus=shared, driver_version="570.86.15"), **changes)
 
 
-def a_container(
-    *,
-    name: str = "main",
-    role: Role = Role.APP,
-    count: int = 1,
-    control_disabled: bool = False,
-    running_id: str | None = None,
-    asks: Mapping[str, int] | None = None,
-    resource: str = RESOURCE,
-) -> ContainerView:
-    """A container that asks for `count` slices; `asks`: mem, mem-percentage, cores."""
-    return ContainerView(
-        name=name,
-        role=role,
-        count=count,
-        control_disabled=control_disabled,
-        running_id=running_id,
-        resource=resource,
-        others=tuple((f"nvidia.com/gpu{what}", amount) for what, amount in (asks or {}).items()),
-    )
+def a_container(*, asks: Mapping[str, int] | None = None, **changes: Any) -> ContainerView:
+    """A container that asks for one slice; `asks`: mem, mem-percentage, cores."""
+    others = tuple((f"nvidia.com/gpu{what}", amount) for what, amount in (asks or {}).items())
+    made = ContainerView(name="main", role=Role.APP, count=1, resource=RESOURCE, others=others)
+    return replace(made, **changes)
 
 
-def a_pod(  # noqa: PLR0913 -- keyword-only, all have defaults
-    *,
-    uid: str = POD_UID,
-    namespace: str = "team-a",
-    name: str = "train-0",
-    node: str = NODE,
-    phase: Phase = Phase.PENDING,
-    created: dt.datetime = NOON,
-    containers: Iterable[ContainerView] | None = None,
-    annotations: Mapping[str, str] | None = None,
-    static: bool = False,
-    scheduled: bool = True,
-    started: bool = False,
-    scheduler: str = "hami-scheduler",
-    reason: str = "",
-    message: str = "",
-    resource_version: str = "1",
-    groups_error: str = "",
-    reusable_name: bool = False,
-) -> PodView:
+POD = PodView(
+    uid=POD_UID,
+    namespace="team-a",
+    name="train-0",
+    node=NODE,
+    phase=Phase.PENDING,
+    created=NOON,
+    containers=(a_container(),),
+    scheduled=True,
+    scheduler="hami-scheduler",
+    resource_version="1",
+)
+
+
+def a_pod(*, annotations: Mapping[str, str] | None = None, **changes: Any) -> PodView:
     """A pending pod of one GPU container; its groups are those that its annotations say."""
     text = (annotations or {}).get(ALLOCATED)
-    return PodView(
-        uid=PodUid(uid),
-        namespace=namespace,
-        name=name,
-        node=node,
-        phase=phase,
-        created=created,
-        containers=(a_container(),) if containers is None else tuple(containers),
-        annotations={} if annotations is None else dict(annotations),
-        static=static,
-        scheduled=scheduled,
-        started=started,
-        scheduler=scheduler,
-        reusable_name=reusable_name,
-        reason=reason,
-        message=message,
-        resource_version=resource_version,
-        groups=None if text is None or groups_error else decode_pod_devices(text),
-        groups_error=groups_error,
-    )
+    groups = None if text is None or "groups_error" in changes else decode_pod_devices(text)
+    return replace(POD, annotations=dict(annotations or {}), groups=groups, **changes)
 
 
 def a_share(*, uuid: str = G1, memory_mib: int = 3000, core_percent: int = 30) -> Share:
@@ -208,53 +126,37 @@ def a_share(*, uuid: str = G1, memory_mib: int = 3000, core_percent: int = 30) -
     return Share(uuid=GpuUuid(uuid), memory_mib=memory_mib, core_percent=core_percent)
 
 
-def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
+def a_row(
     *,
     pod_uid: str = POD_UID,
     container: str = "main",
     namespace: str = "team-a",
     pod: str = "train-0",
-    role: Role = Role.APP,
-    group: int = 0,
     shares: Iterable[Share] | None = None,
     slice_ids: Iterable[str] | None = None,
-    edits: ContainerEdits | None = None,
-    answered_at: dt.datetime = NOON,
-    epoch: KubeletEpoch | None = None,
-    confirmed: bool = False,
-    offered: bool = False,
-    resource: str = RESOURCE,
-    lock: str = "",
+    **changes: Any,
 ) -> Row:
     """A ledger row of one container; its ids are slice 0 of each share unless given."""
     held = (a_share(),) if shares is None else tuple(shares)
-    ids = (
-        tuple(slice_id(share.uuid, 0) for share in held)
-        if slice_ids is None
-        else tuple(SliceId(text) for text in slice_ids)
-    )
-    return Row(
+    ids = (slice_id(share.uuid, 0) for share in held) if slice_ids is None else slice_ids
+    row = Row(
         key=ContainerKey(PodUid(pod_uid), container),
         holder=Holder(namespace, pod, container),
-        role=role,
-        group=group,
         shares=held,
-        slice_ids=ids,
-        edits=ContainerEdits() if edits is None else edits,
-        answered_at=answered_at,
-        epoch=EPOCH if epoch is None else epoch,
-        confirmed=confirmed,
-        offered=offered,
-        resource=resource,
-        lock=lock,
+        slice_ids=tuple(map(SliceId, ids)),
+        edits=ContainerEdits(),
+        answered_at=NOON,
+        epoch=EPOCH,
+        resource=RESOURCE,
     )
+    return replace(row, **changes)
 
 
 def a_granted_share(
     share: Share, pci: str, mib: int, minor: int | None = None, index: int = NO_INDEX
 ) -> GrantedShare:
     """A share of a GPU at that place, which registered so much memory."""
-    gpu = msgspec.structs.replace(a_gpu(uuid=share.uuid, pci=pci), minor=minor, index=index)
+    gpu = replace(a_gpu(uuid=share.uuid, pci=pci), minor=minor, index=index)
     return GrantedShare(share, a_shared_gpu(gpu=gpu, registered_mib=mib))
 
 

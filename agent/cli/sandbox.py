@@ -16,12 +16,11 @@ from typing import Any, Final
 
 from agent.cli.main import TABLE, Exit, Subparsers, Unreachable, add_output, fail, typed
 from agent.cli.output import UNFOLDED, Paint, answer, painter, shorten, table, wrapped
-from agent.errors import AgentError
+from agent.errors import AgentError, DriverError
 from agent.kit.logs import configure
 from agent.kit.units import Column
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.apiserver import PREFIX
-from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
+from agent.sandbox.hardware import MOST_GPUS, PROFILES, described
 from agent.sandbox.lab import cluster as lab
 from agent.sandbox.scenario import default, stage
 from agent.setting import duration, whole
@@ -89,8 +88,9 @@ def invitation(cluster: lab.SandboxCluster) -> str:
     root, web, log = places.root, cluster.web_address or "not up yet", places.log
     gpus, api = f"--socket {places.hardware_socket}", f"--socket {root}/run/api.sock"
     gpu = cluster.hardware.states[-1].gpu.index
-    people, pod = root / "kubectl.config", root / "pod.json"
-    people.write_text(lab.kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
+    people, pod = root / "admin.config", root / "pod.json"
+    people.write_text(lab.kubeconfig(cluster.api.url, cluster.admin_token))
+    curl = f"curl -sH 'Authorization: Bearer {cluster.admin_token}' {cluster.api.url}/api/v1"
     pod.write_text(json.dumps(stage.plain("mine").pod(), indent=2))
     called = sys.argv[0]
     program = called if Path(called).name == "hami-agent" else f"{sys.executable} -m agent"
@@ -119,8 +119,8 @@ def invitation(cluster: lab.SandboxCluster) -> str:
           {program} explain demo/too-big
           {program} status --node sandbox
           {program} cordon 0 --node sandbox
-          kubectl create --validate=false -f {pod}
-          kubectl get node sandbox -o yaml
+          {curl}/namespaces/demo/pods --data-binary @{pod}
+          {curl}/nodes/sandbox
         """)
 
 
@@ -214,7 +214,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             out.flush()
 
     options = lab.LabOptions(
-        description=Description(DRIVER_VERSION, gpus_of(PROFILES[args.profile], args.gpus)),
+        description=described(f"{args.profile}:{args.gpus}"),
         environ=environ,
         arguments=("--split-count", str(args.split_count), *args.agent_flag),
         web_port=lab.free_port() if args.interactive else 0,
@@ -323,7 +323,7 @@ async def ask(args: argparse.Namespace) -> talk.HardwareReply:
     try:
         async with asyncio.timeout(DEADLINE):
             return await talk.ask(args.socket, request)
-    except (talk.HardwareUnreachable, talk.HardwareSilent, TimeoutError) as error:
+    except (DriverError, TimeoutError) as error:
         silent = f"{args.socket} did not answer within {DEADLINE:g} s"
         raise Unreachable(str(error) or silent) from error
 

@@ -1,22 +1,22 @@
 """The API server model: real HTTP on loopback over an `ObjectStore`.
 
-It serves the paths, patch types, preconditions, errors and watches that the agent and kubectl use,
-and nothing else. Faults are switched on from outside: `throttle`, `begin_outage`, `forget_history`,
-`end_watches`.
+It serves the paths, patch types, preconditions, errors and watches that the agent uses, and nothing
+else. Faults are switched on from outside: `throttle`, `forget_history`, `end_watches`, and `stop`
+with a later `start`.
 
 Codes and reasons are those of kube-apiserver 1.36.3; tests/peers sends both the same requests. The
 model differs in these points:
 
 - It has no schemas and no admission. It stores objects as given, without defaults, generation and
   managed fields, and lets a node write more than NodeRestriction does.
-- It has only nodes, pods, events, ResourceQuotas, namespaces and SelfSubjectAccessReview. PUT,
-  deletecollection, server-side apply, tables and protobuf are refused; versions that a GET or LIST
-  asks for are ignored.
+- It has only nodes, pods, events, ResourceQuotas, namespaces and SelfSubjectAccessReview. It has no
+  discovery, so kubectl cannot use it. It refuses PUT, deletecollection and server-side apply.
+- It always answers with whole objects and whole lists, as JSON, whatever form, version or `limit` a
+  client asks for.
 - A method that a path does not have is 404, a patch of an unknown kind 400.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.
-- A Status has no details, and the text is the model's own.
-- Health pages need no token, and a path may begin with `/as/<token>`, which counts as the token.
+- A Status has no details, and the text is the model's own. Health pages need no token.
 """
 
 import asyncio
@@ -32,7 +32,6 @@ from aiohttp import web
 from agent.sandbox import apiserver_requests as requests
 from agent.sandbox.apiserver_requests import Rights, Target, authorize
 from agent.sandbox.store import (
-    CLUSTER_SCOPED,
     KINDS,
     ForbiddenError,
     GoneError,
@@ -45,16 +44,14 @@ from agent.sandbox.store import (
 )
 
 CLOSE_DEADLINE: Final = 1.0
-PREFIX: Final = "/as/"
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-PARTIAL: Final = "PartialObjectMetadata"
+VERSION: Final = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
 DEFAULT_TIMEOUT: Final = 3000.0
 BOOKMARK_INTERVAL: Final = 60.0
 BEFORE_THE_END: Final = 2.0
 """Seconds before the timeout of a watch at which it gets its last bookmark."""
 WRITES: Final = frozenset({"create", "patch", "update", "delete"})
 _HOST: Final = "127.0.0.1"
-_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +61,19 @@ class ApiCall:
     user: str
     verb: str
     resource: str
-    subresource: str
-    namespace: str
     name: str
     code: int
 
 
 class Journal:
-    """Keeps a bounded number of calls, and counts all calls since the start."""
+    """Keeps a bounded number of calls, and counts all calls since the start, refused ones too."""
 
-    def __init__(self, limit: int = 10_000) -> None:
-        self.calls: deque[ApiCall] = deque(maxlen=limit)
+    def __init__(self) -> None:
+        self.calls: deque[ApiCall] = deque(maxlen=10_000)
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
     def note(self, call: ApiCall) -> None:
-        """Record one call, also a refused one."""
+        """Record one call."""
         self.calls.append(call)
         self.counts[call.user, call.verb, call.resource] += 1
 
@@ -156,15 +151,7 @@ class ApiServerModel:
                     connection.transport.abort()
             await server.shutdown(CLOSE_DEADLINE)
 
-    async def begin_outage(self) -> None:
-        """Refuse new connections and cut the existing ones. The store stays."""
-        await self.stop()
-
-    async def end_outage(self) -> None:
-        """Serve again on the same port."""
-        await self.start()
-
-    def throttle(self, count: int, retry_after: int = 1) -> None:
+    def throttle(self, count: int, retry_after: int) -> None:
         """Answer the next `count` requests with 429 and `Retry-After: retry_after` seconds."""
         self._throttled = count
         self._retry_after = retry_after
@@ -180,7 +167,6 @@ class ApiServerModel:
         self.end_watches()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        request = _with_token_of_path(request)
         if request.path in ("/readyz", "/livez", "/healthz"):
             return web.Response(text="ok")
         user, target, headers = "", Target(request.method.lower(), request.path), {}
@@ -188,26 +174,23 @@ class ApiServerModel:
             user = requests.identify(self._tokens, request.headers.get("Authorization"))
             if self._throttled > 0:
                 self._throttled -= 1
-                again = {"Retry-After": str(self._retry_after)}
-                raise TooManyRequestsError("too many requests: try again later", again)
-            if request.path == REVIEWS and request.method == "POST":
+                headers = {"Retry-After": str(self._retry_after)}
+                raise TooManyRequestsError("too many requests: try again later")
+            if request.path == REVIEWS:
                 target = Target("create", "selfsubjectaccessreviews")
                 code, answer = 201, self._review(user, await request.content.read())
-            elif (known := _discovery(request.path)) is not None:
-                code, answer = 200, known
+            elif request.path == "/version":
+                code, answer = 200, VERSION
             else:
                 target = requests.parse_target(request.method, request.path, request.query)
                 authorize(user, target, self._find(target), self._rights)
                 requests.require_served(target)
-                is_partial = PARTIAL in request.headers.get("Accept", "")
                 if target.verb == "watch":
-                    return await self._watch(request, user, target, is_partial=is_partial)
+                    return await self._watch(request, user, target)
                 body = await request.content.read()
                 code, answer = self._act(target, request.content_type, body)
-                if is_partial and "items" not in answer:
-                    answer = _partial(answer)
         except StatusError as refusal:
-            code, answer, headers = refusal.code, refusal.status(), refusal.headers
+            code, answer = refusal.code, refusal.status()
         self._note(user, target, code)
         body = json.dumps(answer, separators=(",", ":")).encode()
         return web.Response(
@@ -237,13 +220,13 @@ class ApiServerModel:
         return review | {"status": {"allowed": is_allowed}}
 
     async def _watch(
-        self, request: web.BaseRequest, user: str, target: Target, *, is_partial: bool
+        self, request: web.BaseRequest, user: str, target: Target
     ) -> web.StreamResponse:
-        watch = WatchStream(target, is_partial=is_partial)
+        watch = WatchStream(target, self.store)
         self._note(user, target, 200)
         self._watches.add(watch)
         try:
-            return await watch.serve(request, self.store)
+            return await watch.serve(request)
         finally:
             self._watches.discard(watch)
 
@@ -256,8 +239,7 @@ class ApiServerModel:
             return None
 
     def _note(self, user: str, target: Target, code: int) -> None:
-        at = (target.resource, target.subresource, target.namespace, target.name)
-        self.journal.note(ApiCall(user, target.verb, *at, code))
+        self.journal.note(ApiCall(user, target.verb, target.resource, target.name, code))
 
 
 class WatchStream:
@@ -266,16 +248,25 @@ class WatchStream:
     Bookmarks come as from the real server's watch cache
     (apiserver/pkg/storage/cacher/cache_watcher.go) on a cluster with constant writes: every 60 s,
     and 2 s before the timeout. On a cluster without writes, the real server sends none for the
-    first 2 minutes. Raises BadRequestError for a time that is no number.
+    first 2 minutes.
+
+    Raises BadRequestError: an unknown field, a version or time that is not a number.
     """
 
-    def __init__(self, target: Target, *, is_partial: bool) -> None:
-        self._target = target
-        self._is_partial = is_partial
+    def __init__(self, target: Target, store: ObjectStore) -> None:
+        self._resource = target.resource
         self._bookmarks = requests.is_set(target.options, "allowWatchBookmarks")
         seconds = requests.number(target.options, "timeoutSeconds")
         self._deadline = asyncio.timeout(float(seconds) if seconds > 0 else DEFAULT_TIMEOUT)
         self._is_ended = False
+        since = requests.number(target.options, "resourceVersion") or None
+        self._opened: Subscription | GoneError
+        try:
+            self._opened = store.subscribe(
+                target.resource, since, namespace=target.namespace, fields=target.fields
+            )
+        except GoneError as gone:
+            self._opened = gone
 
     def end(self) -> None:
         """End the watch now as if it had timed out, after a last bookmark.
@@ -286,30 +277,22 @@ class WatchStream:
             self._is_ended = True
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
-    async def serve(self, request: web.BaseRequest, store: ObjectStore) -> web.StreamResponse:
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Send frames. After a timeout the connection stays usable.
 
         A version that is too old gives an error frame, not an HTTP status, as in the real server
-        (apiserver/pkg/storage/cacher). Raises BadRequestError: an unknown field, a version that is
-        not a number.
+        (apiserver/pkg/storage/cacher).
         """
-        since = requests.number(self._target.options, "resourceVersion") or None
-        resource, namespace = self._target.resource, self._target.namespace
-        opened: Subscription | GoneError
-        try:
-            opened = store.subscribe(
-                resource, since, namespace=namespace, fields=self._target.fields
-            )
-        except GoneError as gone:
-            opened = gone
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         with contextlib.suppress(ConnectionResetError):  # the client is gone, which ends the watch
             await response.prepare(request)
-            if isinstance(opened, Subscription):
-                await self._follow(response, opened)
-            else:
-                await _write(response, {"type": "ERROR", "object": opened.status()})
+            try:
+                if isinstance(self._opened, GoneError):
+                    raise self._opened
+                await self._follow(response, self._opened)
+            except GoneError as gone:
+                await _write(response, "ERROR", gone.status())
             await response.write_eof()
         return response
 
@@ -320,8 +303,6 @@ class WatchStream:
         except TimeoutError:
             if self._is_ended and subscription.is_started:
                 await self._mark(response, subscription)
-        except GoneError as gone:
-            await _write(response, {"type": "ERROR", "object": gone.status()})
 
     async def _send(self, response: web.StreamResponse, subscription: Subscription) -> None:
         marking_at = self._next_mark()
@@ -333,7 +314,7 @@ class WatchStream:
                 marking_at = self._next_mark()
                 await self._mark(response, subscription)
             else:
-                await self._tell(response, change.type, change.object)
+                await _write(response, change.type, change.object)
 
     def _next_mark(self) -> float:
         now = asyncio.get_running_loop().time()
@@ -344,53 +325,10 @@ class WatchStream:
     async def _mark(self, response: web.StreamResponse, subscription: Subscription) -> None:
         if self._bookmarks:
             metadata = {"resourceVersion": str(subscription.cursor)}
-            kind = KINDS[self._target.resource]
-            mark = {"kind": kind, "apiVersion": "v1", "metadata": metadata}
-            await self._tell(response, "BOOKMARK", mark)
-
-    async def _tell(self, response: web.StreamResponse, what: str, told: Json) -> None:
-        shown = _partial(told) if self._is_partial else told
-        await _write(response, {"type": what, "object": shown})
+            mark = {"kind": KINDS[self._resource], "apiVersion": "v1", "metadata": metadata}
+            await _write(response, "BOOKMARK", mark)
 
 
-async def _write(response: web.StreamResponse, frame: Json) -> None:
-    await response.write(json.dumps(frame, separators=(",", ":")).encode() + b"\n")
-
-
-def _partial(answer: Json) -> Json:
-    return {"kind": PARTIAL, "apiVersion": "meta.k8s.io/v1", "metadata": answer["metadata"]}
-
-
-def _with_token_of_path(request: web.BaseRequest) -> web.BaseRequest:
-    """The request with the token of its path, if it has one, moved to its headers.
-
-    kubectl sends no token over plain HTTP, and this model has no certificate.
-    """
-    if not request.raw_path.startswith(PREFIX):
-        return request
-    token, _, rest = request.raw_path.removeprefix(PREFIX).partition("/")
-    headers = {**request.headers, "Authorization": f"Bearer {token}"}
-    return request.clone(rel_url=f"/{rest}", headers=headers)
-
-
-def _discovery(path: str) -> Json | None:
-    """What a client asks before it asks for an object; None: the path is another."""
-    if path == "/version":
-        return {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
-    if path == "/api":
-        return {"kind": "APIVersions", "versions": ["v1"]}
-    if path == "/apis":
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
-    if path != "/api/v1":
-        return None
-    resources = [
-        {
-            "name": name,
-            "singularName": kind.lower(),
-            "namespaced": name not in CLUSTER_SCOPED,
-            "kind": kind,
-            "verbs": list(_VERBS),
-        }
-        for name, kind in KINDS.items()
-    ]
-    return {"kind": "APIResourceList", "groupVersion": "v1", "resources": resources}
+async def _write(response: web.StreamResponse, what: str, told: Json) -> None:
+    frame = json.dumps({"type": what, "object": told}, separators=(",", ":"))
+    await response.write(frame.encode() + b"\n")

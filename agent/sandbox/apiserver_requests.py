@@ -1,6 +1,5 @@
 """One request to the API server: what it names, who may make it, what it reads and writes."""
 
-import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -29,37 +28,27 @@ MERGE_KEYS: Final[Mapping[str, str]] = {"conditions": "type"}
 """The list that a strategic merge patch merges by element, and the key it merges by."""
 
 
-def merge_patch(target: Json, patch: Json) -> Json:
-    """Apply a JSON merge patch (RFC 7396): merges maps, null deletes, other values replace."""
-    return _merged(target, patch, {})
+def merge_patch(target: Json, patch: Json, keys: Mapping[str, str] | None = None) -> Json:
+    """Apply a JSON merge patch (RFC 7396): merges maps, null deletes, other values replace.
 
-
-def strategic_merge_patch(target: Json, patch: Json) -> Json:
-    """Apply a strategic merge patch, which also merges some lists by element.
-
-    Of its directives, `$patch: delete` of an element is known, and all others are passed over.
+    With `keys` it is a strategic merge patch, which merges the lists in `keys` by element and
+    deletes an element with `$patch: delete`.
     """
-    return _merged(target, patch, MERGE_KEYS)
-
-
-def _merged(target: Json, patch: Json, keys: Mapping[str, str]) -> Json:
     merged = dict(target)
     for key, value in patch.items():
-        if keys and key.startswith("$"):
-            continue
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, dict):
             held = merged.get(key)
-            merged[key] = _merged(held if isinstance(held, dict) else {}, value, keys)
-        elif isinstance(value, list) and key in keys:
+            merged[key] = merge_patch(held if isinstance(held, dict) else {}, value, keys)
+        elif keys and key in keys:
             by = keys[key]
             entries = {entry.get(by): entry for entry in merged.get(key) or ()}
             for entry in value:
                 if entry.get("$patch") == "delete":
                     entries.pop(entry[by], None)
                 else:
-                    entries[entry[by]] = _merged(entries.get(entry[by], {}), entry, keys)
+                    entries[entry[by]] = merge_patch(entries.get(entry[by], {}), entry, keys)
             merged[key] = list(entries.values())
         else:
             merged[key] = deepcopy(value)
@@ -97,15 +86,10 @@ NODE_PREFIX: Final = "system:node:"
 ACCOUNT_PREFIX: Final = "system:serviceaccount:"
 _ACCOUNT_RIGHTS: Final = frozenset(
     {
-        ("get", "nodes"),
-        ("watch", "nodes"),
-        ("patch", "nodes"),
-        ("get", "pods"),
-        ("list", "pods"),
-        ("watch", "pods"),
+        *((verb, "nodes") for verb in ("get", "watch", "patch")),
+        *((verb, "pods") for verb in ("get", "list", "watch")),
         ("patch", "pods/status"),
-        ("create", "events"),
-        ("patch", "events"),
+        *((verb, "events") for verb in ("create", "patch")),
     }
 )
 """The permissions of the agent's ClusterRole (deploy/manifests/rbac.yaml)."""
@@ -163,33 +147,31 @@ def authorize(user: str, target: Target, stored: Json | None, rights: Rights) ->
 
 def _reads_its_own(node: str, target: Target, stored: Json | None) -> bool:
     """Whether the Node authorizer lets a node read what is asked for. It looks at nothing else."""
-    is_list = target.verb in ("list", "watch")
-    if target.resource == "nodes" and (is_list or target.verb == "get"):
-        return (target.name or target.fields.get("metadata.name")) == node
-    if target.resource == "pods" and is_list:
-        return target.fields.get("spec.nodeName") == node
-    if target.resource == "pods" and target.verb == "get":
-        return stored is not None and (stored.get("spec") or {}).get("nodeName") == node
-    return True
+    match target.resource, target.verb:
+        case "nodes", "get" | "list" | "watch":
+            return (target.name or target.fields.get("metadata.name")) == node
+        case "pods", "list" | "watch":
+            return target.fields.get("spec.nodeName") == node
+        case "pods", "get":
+            return stored is not None and (stored.get("spec") or {}).get("nodeName") == node
+        case _:
+            return True
 
 
 def parse_review(review: Json) -> Target:
-    """What a SelfSubjectAccessReview asks about. Raises BadRequestError: not a resource."""
-    asked = (review.get("spec") or {}).get("resourceAttributes")
-    if not isinstance(asked, dict):
-        raise BadRequestError("only spec.resourceAttributes is reviewed here")
+    """What a SelfSubjectAccessReview of a resource asks about."""
+    asked = review["spec"]["resourceAttributes"]
     selector = (asked.get("fieldSelector") or {}).get("rawSelector", "")
     keys = ("verb", "resource", "namespace", "name", "subresource")
-    verb, resource, namespace, name, part = (asked.get(key, "") for key in keys)
-    return Target(verb, resource, namespace, name, part, parse_fields(selector))
+    return Target(**{key: asked.get(key, "") for key in keys}, fields=parse_fields(selector))
 
 
 # The object and the options of a request.
 
 JSON_PATCH: Final = "application/json-patch+json"
-_MERGES: Final[Mapping[str, Callable[[Json, Json], Json]]] = {
-    "application/merge-patch+json": merge_patch,
-    "application/strategic-merge-patch+json": strategic_merge_patch,
+_MERGES: Final[Mapping[str, Mapping[str, str]]] = {
+    "application/merge-patch+json": {},
+    "application/strategic-merge-patch+json": MERGE_KEYS,
 }
 _VERBS: Final = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _SERVED: Final[Mapping[str, frozenset[str]]] = {
@@ -234,19 +216,13 @@ def require_served(target: Target) -> None:
 
 
 def parse_fields(selector: str) -> dict[str, str]:
-    """Parse a field selector: value by label. A term `label!=value` is a key of its own.
-
-    Raises BadRequestError: a term without `=`.
-    """
+    """Parse a field selector: value by label. Raises BadRequestError: a term without `=`."""
     fields = {}
     for term in filter(None, selector.split(",")):
         label, equals, value = term.partition("=")
         if not equals:
             raise BadRequestError(f"invalid selector: '{selector}'; can't understand '{term}'")
-        if label.endswith("!"):
-            fields[term] = ""
-        else:
-            fields[label] = value.removeprefix("=")
+        fields[label] = value.removeprefix("=")
     return fields
 
 
@@ -267,53 +243,26 @@ def _no_path() -> NotFoundError:
     return NotFoundError("the server could not find the requested resource")
 
 
-# Reads.
+# Reads and writes. Each raises StatusError as the real server would refuse it.
 
 
 def list_objects(store: ObjectStore, target: Target) -> Json:
-    """The list that a request asks for. A later chunk of it shows the objects as they are then.
-
-    Raises BadRequestError: an option or a selector is malformed.
-    """
-    limit, token = number(target.options, "limit"), target.options.get("continue", "")
-    version, start = _opened(token) if token else (store.version, [])
+    """The whole list that a request asks for; `limit` is ignored, as a server may do."""
     text = target.options.get("labelSelector", "")
     try:
         selector = parse_selector(text) if text else ()
     except MalformedText as malformed:
         raise BadRequestError(f"unable to parse requirement: {malformed}"[:256]) from malformed
-    left = [
-        item
-        for item in store.select(target.resource, namespace=target.namespace, fields=target.fields)
-        if all(one.holds(item["metadata"].get("labels") or {}) for one in selector)
-        and _place(item) > start
-    ]
-    shown = left[:limit] if limit else left
-    metadata: Json = {"resourceVersion": str(version)}
-    if len(shown) < len(left):
-        following = json.dumps([version, _place(shown[-1])])
-        metadata["continue"] = base64.urlsafe_b64encode(following.encode()).decode()
+    found = store.select(target.resource, namespace=target.namespace, fields=target.fields)
     # Only the list names the kind.
     items = [
-        {key: item[key] for key in item if key not in ("kind", "apiVersion")} for item in shown
+        {key: item[key] for key in item if key not in ("kind", "apiVersion")}
+        for item in found
+        if all(one.holds(item["metadata"].get("labels") or {}) for one in selector)
     ]
+    metadata = {"resourceVersion": str(store.version)}
     kind = KINDS[target.resource] + "List"
     return {"kind": kind, "apiVersion": "v1", "metadata": metadata, "items": items}
-
-
-def _place(item: Json) -> list[str]:
-    return [item["metadata"].get("namespace", ""), item["metadata"]["name"]]
-
-
-def _opened(token: str) -> tuple[int, list[str]]:
-    try:
-        version, start = json.loads(base64.urlsafe_b64decode(token))
-        return int(version), list(start)
-    except (ValueError, TypeError) as malformed:
-        raise BadRequestError(f"invalid continue token: {malformed}"[:256]) from malformed
-
-
-# Writes.
 
 
 def parse_object(body: bytes) -> Json:
@@ -334,18 +283,11 @@ def _parse(body: bytes) -> object:
 def create(
     store: ObjectStore, target: Target, body: bytes, admit: Callable[[Json], Json] | None = None
 ) -> Json:
-    """Create an object, or bind a pod if the target is `pods/binding`. `admit` gets new pods.
-
-    Raises StatusError: as the real server would refuse it.
-    """
+    """Create an object, or bind a pod if the target is `pods/binding`. `admit` gets new pods."""
     given = parse_object(body)
     metadata = given.setdefault("metadata", {})
     if target.subresource == "binding":
-        node = (given.get("target") or {}).get("name")
-        if not node:
-            raise BadRequestError("target.name: Required value")
-        uid, marks = metadata.get("uid"), metadata.get("annotations")
-        store.bind(target.namespace, target.name, node, uid=uid, annotations=marks)
+        store.bind(target.namespace, target.name, given["target"]["name"], uid=metadata.get("uid"))
         return status_of("Success")
     if metadata.get("namespace", target.namespace) != target.namespace:
         raise BadRequestError("the namespace of the object is not the one of the request")
@@ -362,8 +304,6 @@ def patch(store: ObjectStore, target: Target, content_type: str, body: bytes) ->
 
     A status patch keeps the spec, a plain patch keeps the status, and both store metadata
     (kube-apiserver: pkg/registry/core/pod/strategy.go, .../node/strategy.go).
-
-    Raises StatusError: as the real server would refuse it.
     """
     changes = _parse(body)
 
@@ -371,34 +311,26 @@ def patch(store: ObjectStore, target: Target, content_type: str, body: bytes) ->
         if content_type == JSON_PATCH and isinstance(changes, list):
             fresh = json_patch(stored, changes)
         elif content_type in _MERGES and isinstance(changes, dict):
-            fresh = _MERGES[content_type](stored, changes)
+            fresh = merge_patch(stored, changes, _MERGES[content_type])
         else:
             raise BadRequestError(f"{content_type[:64]} and this body are no patch")
         kept = "spec" if target.subresource else "status"
         if target.full_resource == "pods" and fresh.get("spec") != stored.get("spec"):
-            raise _invalid(target, "spec: Forbidden: a pod's spec cannot be patched here")
+            raise InvalidError("spec: Forbidden: a pod's spec cannot be patched here")
         fresh = {key: value for key, value in fresh.items() if key != kept}
         fresh |= {kept: stored[kept]} if kept in stored else {}
         held, given = stored["metadata"], fresh["metadata"]
         if given.get("resourceVersion") != held["resourceVersion"]:
-            modified = "the object has been modified; please apply your changes to the latest"
-            raise ConflictError(f'{target.resource} "{target.name}": {modified} version')
+            raise ConflictError(f"{target.resource} {target.name}: the object has been modified")
         if given.get("uid") != held["uid"]:
-            raise _invalid(target, f'metadata.uid: Invalid value: "{given.get("uid")}"')
+            raise InvalidError(f"metadata.uid: Invalid value: {given.get('uid')}")
         return fresh
 
     return store.update(target.resource, target.namespace, target.name, change)
 
 
 def delete(store: ObjectStore, target: Target, body: bytes) -> Json:
-    """Delete an object, with the grace period of the body's DeleteOptions.
-
-    Raises StatusError: as the real server would refuse it.
-    """
+    """Delete an object, with the grace period of the body's DeleteOptions."""
     grace = (parse_object(body) if body else {}).get("gracePeriodSeconds")
     gone = store.delete(target.resource, target.namespace, target.name, grace=grace)
     return gone if target.resource == "pods" else status_of("Success")
-
-
-def _invalid(target: Target, detail: str) -> InvalidError:
-    return InvalidError(f'{KINDS[target.resource]} "{target.name}" is invalid: {detail}')

@@ -3,13 +3,13 @@
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 
-from agent.errors import DriverError, DriverMissing, GpuError
+from agent.errors import DriverError, GpuError
 from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import HardwareReply, HardwareRequest
@@ -73,9 +73,9 @@ class SimulatedDriver:
                 while (reply := await self._next(answer)).event is not None:
                     yield reply.event
                 raise _refused(reply)
-        except (talk.HardwareUnreachable, talk.HardwareSilent) as error:
+        except DriverError:
             self._refuse_closed()
-            raise DriverError(str(error)) from error
+            raise
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Make no further calls about these GPUs. Simulated hardware has no handles to close."""
@@ -112,12 +112,7 @@ class SimulatedDriver:
 
     async def _ask(self, request: HardwareRequest) -> HardwareReply:
         self._refuse_closed()
-        try:
-            return await talk.ask(self._socket_path, request)
-        except talk.HardwareUnreachable as error:
-            raise DriverMissing(str(error)) from error
-        except talk.HardwareSilent as error:
-            raise DriverError(str(error)) from error
+        return await talk.ask(self._socket_path, request)
 
 
 async def look_once(spec: str) -> Scan:
@@ -129,11 +124,7 @@ async def look_once(spec: str) -> Scan:
         from agent.sandbox.hardware import SimulatedHardware, described  # noqa: PLC0415 -- as below
 
         return SimulatedHardware(described(spec)).scan()
-    driver = SimulatedDriver(Path(spec.removeprefix(REMOTE)))
-    try:
-        return await driver.scan()
-    finally:
-        await driver.close()
+    return await SimulatedDriver(Path(spec.removeprefix(REMOTE))).scan()
 
 
 def _refused(reply: HardwareReply) -> DriverError:
@@ -150,21 +141,16 @@ async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[Simu
     with its control socket at `socket_path`. `unix:PATH`: it lives in another process.
     Raises SettingsError for a spec that cannot be used, PermissionFault for the socket.
     """
-    if spec.startswith(REMOTE):
-        driver = SimulatedDriver(Path(spec.removeprefix(REMOTE)))
-        try:
-            yield driver
-        finally:
-            await driver.close()
-        return
-    # With hardware in another process, its modules are not imported: an agent of the sandbox starts
-    # as fast as with a real driver.
-    from agent.sandbox.hardware import SimulatedHardware, described, serve_hardware  # noqa: PLC0415
+    async with AsyncExitStack() as stack:
+        if spec.startswith(REMOTE):
+            socket_path = Path(spec.removeprefix(REMOTE))
+        else:
+            # With hardware in another process, its module is not imported: an agent of the sandbox
+            # starts as fast as with a real driver.
+            from agent.sandbox import hardware as simulated  # noqa: PLC0415
 
-    hardware = SimulatedHardware(described(spec))
-    async with serve_hardware(hardware, socket_path):
+            hardware = simulated.SimulatedHardware(simulated.described(spec))
+            await stack.enter_async_context(simulated.serve_hardware(hardware, socket_path))
         driver = SimulatedDriver(socket_path)
-        try:
-            yield driver
-        finally:
-            await driver.close()
+        stack.push_async_callback(driver.close)
+        yield driver

@@ -5,7 +5,6 @@ Time is the running loop's.
 """
 
 import asyncio
-import contextlib
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Mapping
@@ -133,20 +132,15 @@ def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
     )
 
 
-class UnknownGpuError(AgentError):
-    """No GPU of that name; the text lists the known ones."""
-
-
-class SilentGpuError(AgentError):
-    """The driver has no answer for the GPU: it is lost or unknown, or must be reset first."""
-
-    def __init__(self, text: str, outcome: ProbeOutcome = ProbeOutcome.LOST) -> None:
-        super().__init__(text)
-        self.outcome: Final = outcome
-
-
 class HardwareError(AgentError):
-    """The hardware cannot do what was requested; nothing changed."""
+    """The hardware has no answer, or cannot do what was requested; nothing changed.
+
+    `why`: unknown-gpu, lost, needs-reset or refused.
+    """
+
+    def __init__(self, text: str, why: str = "refused") -> None:
+        super().__init__(text)
+        self.why: Final = why
 
 
 class SimulatedGpu(msgspec.Struct, frozen=True):
@@ -188,39 +182,41 @@ class SimulatedHardware:
         return tuple(sorted(self._states.values(), key=lambda state: state.gpu.index))
 
     def find(self, name: str) -> SimulatedGpu:
-        """The GPU with that index or UUID. Raises UnknownGpuError."""
+        """The GPU with that index or UUID. Raises HardwareError: the text lists the known ones."""
         for state in self._states.values():
             if name in {state.gpu.uuid, str(state.gpu.index)}:
                 return state
         known = ", ".join(f"{state.gpu.index} ({state.gpu.uuid})" for state in self.states)
-        raise UnknownGpuError(f"there is no GPU `{name}`; the GPUs are: {known or 'none'}")
+        text = f"there is no GPU `{name}`; the GPUs are: {known or 'none'}"
+        raise HardwareError(text, "unknown-gpu")
 
     # Calls of the driver.
 
     def scan(self) -> Scan:
         """The scan that the driver returns. Lost GPUs are faults."""
-        silent = [one for one in self.states if one.lost or one.refused]
-        faults = tuple(
-            GpuFault(one.gpu.uuid, LOST, Trouble.LOST, one.gpu.index)
-            if one.lost
-            else GpuFault(one.gpu.uuid, REFUSED, Trouble.RESET, one.gpu.index)
-            for one in silent
-        )
-        gpus = tuple(one.gpu for one in self.states if one not in silent)
-        return Scan(driver_version=self.driver_version, gpus=gpus, faults=faults)
+        gpus, faults = list[Gpu](), list[GpuFault]()
+        for state in self.states:
+            if state.lost or state.refused:
+                said = (LOST, Trouble.LOST) if state.lost else (REFUSED, Trouble.RESET)
+                faults.append(GpuFault(state.gpu.uuid, *said, state.gpu.index))
+            else:
+                gpus.append(state.gpu)
+        return Scan(self.driver_version, tuple(gpus), tuple(faults))
 
     def probe(self, uuid: GpuUuid) -> Probe:
         """The probe of one GPU that the driver returns."""
         try:
             state = self._answering(uuid)
-        except SilentGpuError as error:
-            return Probe(uuid, error.outcome, str(error))
+        except HardwareError as error:
+            is_lost = error.why == "lost"
+            outcome = ProbeOutcome.LOST if is_lost else ProbeOutcome.REFUSED
+            return Probe(uuid, outcome, str(error))
         recovery = RecoveryAction.GPU_RESET if state.needs_reset else RecoveryAction.NONE
         signs = GpuSigns(rows_pending=False, rows_failed=False, recovery=recovery)
         return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
     def sample(self, uuid: GpuUuid) -> GpuSample:
-        """The use of the GPU. Raises SilentGpuError."""
+        """The use of the GPU. Raises HardwareError."""
         state = self._answering(uuid)
         return GpuSample(
             uuid,
@@ -330,11 +326,11 @@ class SimulatedHardware:
     def _answering(self, uuid: GpuUuid) -> SimulatedGpu:
         state = self._states.get(uuid)
         if state is None:
-            raise SilentGpuError("the driver knows no such GPU")
+            raise HardwareError("the driver knows no such GPU", "lost")
         if state.lost:
-            raise SilentGpuError(LOST)
+            raise HardwareError(LOST, "lost")
         if state.refused:
-            raise SilentGpuError(REFUSED, ProbeOutcome.REFUSED)
+            raise HardwareError(REFUSED, "needs-reset")
         return state
 
     def _report(self, event: DriverEvent) -> None:
@@ -414,14 +410,13 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
 
 
 async def _refuse_a_second(socket_path: Path) -> None:
-    """Raise PermissionFault if a process listens on the socket. Remove a socket left behind."""
-    with contextlib.suppress(talk.HardwareUnreachable):
-        with contextlib.suppress(talk.HardwareSilent, TimeoutError):
-            async with asyncio.timeout(FAREWELL):
-                await talk.ask(socket_path, HardwareRequest("list"))
-        raise PermissionFault(
-            f"{socket_path}: another simulation serves this socket; stop it first"
-        )
+    """Raise PermissionFault if a process listens on the socket."""
+    try:
+        _, writer = await asyncio.open_unix_connection(socket_path)
+    except OSError:
+        return
+    writer.close()
+    raise PermissionFault(f"{socket_path}: another simulation serves this socket; stop it first")
 
 
 async def _reply(hardware: SimulatedHardware, body: bytes) -> HardwareReply:
@@ -432,12 +427,8 @@ async def _reply(hardware: SimulatedHardware, body: bytes) -> HardwareReply:
         return _control(hardware, request)
     except msgspec.MsgspecError as error:
         return HardwareReply(f"not a request: {cap(str(error))}", "malformed")
-    except SilentGpuError as error:
-        is_lost = error.outcome is ProbeOutcome.LOST
-        return HardwareReply(str(error), "lost" if is_lost else "needs-reset")
-    except AgentError as error:
-        is_unknown = isinstance(error, UnknownGpuError)
-        return HardwareReply(str(error), "unknown-gpu" if is_unknown else "refused")
+    except HardwareError as error:
+        return HardwareReply(str(error), error.why)
 
 
 async def _drive(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
@@ -456,7 +447,7 @@ async def _drive(hardware: SimulatedHardware, request: HardwareRequest) -> Hardw
 
 
 def _control(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
-    """Do what a person asks for at once. Raises UnknownGpuError, HardwareError."""
+    """Do what a person asks for at once. Raises HardwareError."""
     match request.verb:
         case "hang":
             hardware.hang(request.seconds)

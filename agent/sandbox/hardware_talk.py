@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import aiohttp
 import msgspec
 
-from agent.errors import AgentError, cap
+from agent.errors import DriverError, DriverMissing, cap
 from agent.model import DriverEvent, GpuSample, Probe, Scan
 
 REPLY_LIMIT: Final = 8 * 1024 * 1024
@@ -90,21 +90,13 @@ def encode_reply(reply: HardwareReply) -> bytes:
 # The client: one connection per request.
 
 
-class HardwareUnreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """No process serves the control socket."""
-
-
-class HardwareSilent(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """The hardware closed the connection early or sent something that is not a reply."""
-
-
 @asynccontextmanager
 async def answering(
     socket_path: Path, request: HardwareRequest
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """The answer to a request, for `next_reply`. Closing it ends it from outside.
 
-    Raises HardwareUnreachable, HardwareSilent.
+    Raises DriverMissing: no process serves the socket; DriverError: the connection broke.
     """
     async with aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(socket_path)),
@@ -115,34 +107,31 @@ async def answering(
             async with session.post("http://gpus/", data=msgspec.json.encode(request)) as answer:
                 yield answer
         except aiohttp.ClientConnectorError as error:
-            raise HardwareUnreachable(
+            raise DriverMissing(
                 f"no simulated hardware answers at {socket_path} ({error.strerror or error}); "
                 "is an agent with --simulate running?"
             ) from error
         except (aiohttp.ClientError, ValueError) as error:
-            raise HardwareSilent(
+            raise DriverError(
                 f"the connection to the simulated hardware at {socket_path} broke:"
                 f" {cap(str(error))}"
             ) from error
 
 
 async def next_reply(answer: aiohttp.ClientResponse, socket_path: Path) -> HardwareReply:
-    """The next reply of an answer. Raises HardwareSilent: none comes, or it is no reply."""
+    """The next reply of an answer. Raises DriverError: none comes, or it is no reply."""
     line = await answer.content.readline()
     if not line.endswith(b"\n"):
-        raise HardwareSilent(f"the simulated hardware at {socket_path} ended the connection")
+        raise DriverError(f"the simulated hardware at {socket_path} ended the connection")
     try:
         return msgspec.json.decode(line, type=HardwareReply)
     except msgspec.MsgspecError as error:
-        raise HardwareSilent(
+        raise DriverError(
             f"the answer at {socket_path} is not one of simulated hardware: {cap(str(error))}"
         ) from error
 
 
 async def ask(socket_path: Path, request: HardwareRequest) -> HardwareReply:
-    """The reply to `request`. The caller sets the deadline.
-
-    Raises HardwareUnreachable, HardwareSilent.
-    """
+    """The reply to `request`. The caller sets the deadline. Raises DriverError, DriverMissing."""
     async with answering(socket_path, request) as answer:
         return await next_reply(answer, socket_path)

@@ -38,10 +38,9 @@ class StatusError(Exception):
         super().__init_subclass__()
         cls.code, cls.reason = code, reason
 
-    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-        self.headers = dict(headers or {})
 
     def status(self) -> Json:
         """The `Status` object that a client of the real server receives, without its details."""
@@ -114,8 +113,6 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "resourcequotas": frozenset(),
 }
 """The selectable fields of each resource, as far as clients use them."""
-UNLIKE: Final = "!="
-"""In a selector, separates a field from a value that it must not have."""
 
 
 class Change(NamedTuple):
@@ -148,10 +145,9 @@ class Selection(NamedTuple):
         if self.namespace and stored["metadata"].get("namespace") != self.namespace:
             return False
         for field, wanted in self.fields.items():
-            label, unlike, unwanted = field.partition(UNLIKE)
-            part, _, key = label.partition(".")
+            part, _, key = field.partition(".")
             value = (stored.get(part) or {}).get(key) if key else stored.get(part)
-            if (value or "") == unwanted if unlike else (value or "") != wanted:
+            if (value or "") != wanted:
                 return False
         return True
 
@@ -265,8 +261,7 @@ class ObjectStore:
             letters = self._rng.choices(_NAME_LETTERS, k=5)
             metadata["name"] = metadata["generateName"] + "".join(letters)
         if not metadata.get("name"):
-            missing = "metadata.name: Required value: name or generateName is required"
-            raise InvalidError(f'{KINDS[resource]} "" is invalid: {missing}')
+            raise InvalidError("metadata.name: Required value: name or generateName is required")
         if resource in CLUSTER_SCOPED:
             metadata.pop("namespace", None)
         else:
@@ -306,30 +301,18 @@ class ObjectStore:
             return current
         return self._write(resource, _key(resource, namespace, name), fresh)
 
-    def bind(
-        self,
-        namespace: str,
-        name: str,
-        node_name: str,
-        *,
-        uid: str | None = None,
-        annotations: Mapping[str, str] | None = None,
-    ) -> Json:
-        """Assign a pod to a node, as the binding subresource does. A binding can add annotations.
+    def bind(self, namespace: str, name: str, node_name: str, *, uid: str | None = None) -> Json:
+        """Assign a pod to a node, as the binding subresource does.
 
         Raises NotFoundError; ConflictError: another pod, one being deleted, or one that has a node.
         """
 
         def assign(pod: Json) -> Json:
-            taken = pod["spec"].get("nodeName")
-            refused = f'Operation cannot be fulfilled on pods/binding "{name}": pod {name} is '
             if pod["metadata"].get("deletionTimestamp"):
-                raise ConflictError(refused + "being deleted, cannot be assigned to a host")
-            if taken:
-                raise ConflictError(refused + f'already assigned to node "{taken}"')
+                raise ConflictError(f"pod {name} is being deleted, cannot be assigned to a host")
+            if taken := pod["spec"].get("nodeName"):
+                raise ConflictError(f'pod {name} is already assigned to node "{taken}"')
             pod["spec"]["nodeName"] = node_name
-            if annotations:
-                pod["metadata"].setdefault("annotations", {}).update(annotations)
             held = pod["status"].get("conditions") or []
             scheduled = {"type": "PodScheduled", "status": "True"}
             scheduled["lastTransitionTime"] = self._stamp()
@@ -471,17 +454,14 @@ def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:
 
 def _selection(resource: str, namespace: str, fields: Mapping[str, str] | None) -> Selection:
     for field in fields or ():
-        label = field.partition(UNLIKE)[0]
-        if label not in _FIELDS[resource]:
-            raise BadRequestError(f"field label not supported: {label}")
+        if field not in _FIELDS[resource]:
+            raise BadRequestError(f"field label not supported: {field}")
     return Selection(resource, namespace, dict(fields or {}))
 
 
 def _require(resource: str, current: Json, uid: str | None, version: str | None) -> None:
     held = current["metadata"]
-    refused = f'Operation cannot be fulfilled on {resource} "{held["name"]}": '
     if uid is not None and uid != held["uid"]:
-        raise ConflictError(refused + f"the UID is {held['uid']}, not {uid}")
+        raise ConflictError(f"{resource} {held['name']}: the UID is {held['uid']}, not {uid}")
     if version is not None and version != held["resourceVersion"]:
-        modified = "the object has been modified; please apply your changes to the latest version"
-        raise ConflictError(f"{refused}{modified} and try again")
+        raise ConflictError(f"{resource} {held['name']}: the object has been modified")

@@ -17,7 +17,7 @@ from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joine
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.disk import GatedDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.services.allocation.allocating import Desk, ids, placed
+from tests.services.allocating import Desk, ids, placed
 from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))

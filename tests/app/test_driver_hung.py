@@ -24,7 +24,7 @@ from tests.app.front_node import joined, runs, watched
 from tests.builders import a_gpu
 from tests.fakes.apiserver import EventSink
 from tests.fakes.driver import HardwareDriver
-from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
+from tests.services.allocating import G1, Desk, a_desk, ids, placed
 from tests.services.at_work import at_work
 
 HANG, LIMIT = 600.0, 60.0

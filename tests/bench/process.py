@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.figures import Figure
+
 MEGA = 1e6
 _RUN_TIME = 2
 """CPUCLOCK_SCHED of Linux' include/linux/posix-timers.h: user and system together."""
@@ -23,16 +25,22 @@ class Weight:
     resident: int
     anonymous: int
 
+    def figures(self, when: str, more: str = "") -> list[Figure]:
+        """Both, in megabytes; `when`: of the agent's life."""
+        how = f"smaps_rollup, {when}, 1 MB = 10^6 bytes; {more}"
+        kinds = (("resident", self.resident, 56), ("anonymous", self.anonymous, 38))
+        return [
+            Figure(f"{kind} {when}", f"{kind} {when}", "MB", [size / MEGA], how, budget)
+            for kind, size, budget in kinds
+        ]
+
 
 def weight(pid: int) -> Weight:
     """How much memory a process has. Raises OSError: it is gone."""
-    found = _sizes(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    return Weight(found["Rss"], found["Anonymous"])
-
-
-def _sizes(text: str) -> dict[str, int]:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     lines = (line.split() for line in text.splitlines() if line.endswith(" kB"))
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+    found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+    return Weight(found["Rss"], found["Anonymous"])
 
 
 def wake_ups(pid: int) -> int:

@@ -94,7 +94,7 @@ def golden_lines(helm: Helm, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_of_values_gives_what_it_gave(helm: Helm, name: str):
+def test_a_row_of_values_gives_what_it_gave(helm, name):
     lines = GOLDEN.read_text().splitlines()
     begins = [place for place, line in enumerate(lines) if line.startswith("== ")]
     parts = [lines[start:end] for start, end in itertools.pairwise([*begins, len(lines)])]
@@ -103,7 +103,7 @@ def test_a_row_of_values_gives_what_it_gave(helm: Helm, name: str):
     assert parts[[*ROWS].index(name)] == golden_lines(helm, name)
 
 
-def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(helm: Helm):
+def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(helm):
     """Of HAMi's names, of the agent's own, and of a profile."""
     scales = ("devicePlugin.deviceMemoryScaling=1.5", "config.sharing.coreScaling=0.05")
     profile = ["name=p", "match.nodes[0]=a", "sharing.memoryScaling=1.5", "sharing.splitCount=7"]
@@ -115,7 +115,7 @@ def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(helm: Helm):
     assert {"memoryScaling": 1.5, "splitCount": 7} == read["profiles"][0]["sharing"]
 
 
-def test_what_the_notes_tell_to_add_lets_one_more_scrape(helm: Helm):
+def test_what_the_notes_tell_to_add_lets_one_more_scrape(helm):
     notes = helm.notes(values("monitor"), NEWEST)
     told = notes[notes.index("\n  networkPolicy:") :]
     found = helm.objects({**values("monitor"), **yaml.safe_load(told)})

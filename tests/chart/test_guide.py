@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agent.settings.schema import BY_KEY
-from tests.chart.lab.helm import ROOT, Helm, of_kind, pod_of, the
+from tests.chart.lab.helm import ROOT, of_kind, pod_of, the
 from tests.shape import tree
 from tests.shape.typed import runs_of
 
@@ -48,7 +48,7 @@ def test_what_is_typed_in_the_agents_pods_is_typed_elsewhere():
     assert {"doctor --pre", "doctor"} == set(itertools.chain(*typed))
 
 
-def test_the_selector_finds_the_agents_pods(helm: Helm):
+def test_the_selector_finds_the_agents_pods(helm):
     names = set(re.findall(r"--selector (\S+)", GUIDE))
     found = helm.told("hami-agent", ROOT / CHART, ["image.repository=kept"])
     labels = the(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
@@ -57,7 +57,7 @@ def test_the_selector_finds_the_agents_pods(helm: Helm):
     assert names <= {f"{key}={value}" for key, value in labels.items()}
 
 
-def test_openshift_allows_what_the_pods_have_and_no_other_account(helm: Helm):
+def test_openshift_allows_what_the_pods_have_and_no_other_account(helm):
     (text,) = [body for language, body in BLOCKS.findall(GUIDE) if "SecurityContext" in body]
     allowed = yaml.safe_load(text)
     on = ["image.repository=kept", "devicePlugin.monitor.enabled=true"]
@@ -73,11 +73,15 @@ def test_openshift_allows_what_the_pods_have_and_no_other_account(helm: Helm):
     }
 
     assert kinds == set(allowed["volumes"])
+    assert ["ALL"] == allowed["requiredDropCapabilities"]
+    assert {"allowHostDirVolumePlugin"} == {
+        key for key, value in allowed.items() if key.startswith("allow") and value
+    }
     assert {f"system:serviceaccount:kube-system:{one}" for one in accounts} == set(allowed["users"])
 
 
 @pytest.mark.parametrize("words", runs_of("helm"), ids=" ".join)
-def test_helm_has_the_command_and_its_flags(helm: Helm, words: tuple[str, ...]):
+def test_helm_has_the_command_and_its_flags(helm, words):
     assert f"\nUsage:\n  helm {words[0]} " in helm.help(words)
 
 
@@ -95,13 +99,13 @@ def test_an_upgrade_takes_what_is_new_from_the_chart():
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_a_command_gives_what_it_says(helm: Helm, command: list[str]):
+def test_a_command_gives_what_it_says(helm, command):
     found = helm.told(command[2], ROOT / command[3], settings(command))
 
     assert pod_of(found)["containers"]
 
 
-def test_the_command_for_another_namespace_lets_it_in(helm: Helm):
+def test_the_command_for_another_namespace_lets_it_in(helm):
     (command,) = [one for one in commands() if "networkPolicy.from" in shlex.join(one)]
     found = helm.told(command[2], ROOT / command[3], settings(command))
     named = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "NAME"}}}

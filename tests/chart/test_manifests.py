@@ -1,12 +1,10 @@
 """What is rendered from the chart and lies in the repository is what the chart gives now."""
 
-from pathlib import Path
-
 from deploy import render
 from tests.chart.lab.helm import ROOT
 
 
-def test_the_plain_manifests_are_in_step(programs: Path, tmp_path: Path):
+def test_the_plain_manifests_are_in_step(programs, tmp_path):
     render.main(str(programs / "helm"), tmp_path)
     rendered = {
         path.relative_to(tmp_path): path.read_text()

@@ -4,20 +4,20 @@ import json
 
 import yaml
 
-from tests.chart.lab.helm import CHART, NAMESPACE, Helm, container, of_kind, pod_of, the
+from tests.chart.lab.helm import CHART, NAMESPACE, container, of_kind, pod_of, the
 from tests.chart.lab.values import LEAST, values
 
 FILES = CHART / "files"
 BOTH = {**LEAST, "devicePlugin": {"monitor": {"enabled": True}}}
 
 
-def test_the_alerts_are_those_of_the_file(helm: Helm):
+def test_the_alerts_are_those_of_the_file(helm):
     rule = the(helm.objects({**LEAST, "prometheusRule": {"enabled": True}}), "PrometheusRule")
 
     assert yaml.safe_load((FILES / "rules.yaml").read_text()) == rule["spec"]
 
 
-def test_every_alert_links_to_the_runbook_where_people_read_it(helm: Helm):
+def test_every_alert_links_to_the_runbook_where_people_read_it(helm):
     url = "https://wiki.example/hami/RUNBOOK.md"
     asked = {**LEAST, "prometheusRule": {"enabled": True, "runbookUrl": url}}
     rule = the(helm.objects(asked), "PrometheusRule")
@@ -28,7 +28,7 @@ def test_every_alert_links_to_the_runbook_where_people_read_it(helm: Helm):
     assert not any("runbook" in one["annotations"] for one in alerts)
 
 
-def test_the_dashboard_is_the_file(helm: Helm):
+def test_the_dashboard_is_the_file(helm):
     found = helm.objects(values("watched"))
     (board,) = (
         one for name, one in of_kind(found, "ConfigMap").items() if name.endswith("-dashboard")
@@ -43,7 +43,7 @@ def test_the_dashboard_is_the_file(helm: Helm):
     )
 
 
-def test_the_pods_are_scraped_by_ports_that_they_have(helm: Helm):
+def test_the_pods_are_scraped_by_ports_that_they_have(helm):
     found = helm.objects({**BOTH, "podMonitor": {"enabled": True}})
     pod = pod_of(found)
     ends = the(found, "PodMonitor")["spec"]["podMetricsEndpoints"]
@@ -56,7 +56,7 @@ def test_the_pods_are_scraped_by_ports_that_they_have(helm: Helm):
     assert ports == {end["port"] for end in ends}
 
 
-def test_the_services_are_scraped_by_ports_that_they_have_and_by_the_label_of_the_job(helm: Helm):
+def test_the_services_are_scraped_by_ports_that_they_have_and_by_the_label_of_the_job(helm):
     found = helm.objects({**BOTH, "serviceMonitor": {"enabled": True}})
     monitor = the(found, "ServiceMonitor")["spec"]
     services = of_kind(found, "Service").values()

@@ -54,7 +54,7 @@ def containers(pod: Object) -> list[Object]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
-def test_every_container_has_no_right_of_root(pods: list[Object]):
+def test_every_container_has_no_right_of_root(pods):
     """And a bound of memory, and no pod a namespace of the host."""
     for pod in pods:
         assert set() == {"hostPID", "hostIPC", "hostNetwork", "hostUsers"} & set(pod)
@@ -64,7 +64,7 @@ def test_every_container_has_no_right_of_root(pods: list[Object]):
             assert "memory" in one["resources"]["limits"], one["name"]
 
 
-def test_these_containers_are_root_and_no_others(pods: list[Object]):
+def test_these_containers_are_root_and_no_others(pods):
     roots = {
         one["name"]
         for pod in pods
@@ -78,20 +78,20 @@ def test_these_containers_are_root_and_no_others(pods: list[Object]):
         assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
 
 
-def test_no_pod_names_an_apparmor_profile_by_itself(objects: tuple[Object, ...]):
+def test_no_pod_names_an_apparmor_profile_by_itself(objects):
     # A node without AppArmor refuses a pod that names one, RuntimeDefault as well.
     for kind in ("DaemonSet", "Job"):
         for one in of_kind(objects, kind).values():
             assert "apparmor" not in json.dumps(one["spec"]["template"]).lower()
 
 
-def test_only_what_is_allowed_is_writable(objects: tuple[Object, ...]):
+def test_only_what_is_allowed_is_writable(objects):
     for one in containers(pod_of(objects)):
         written = {m["name"] for m in one["volumeMounts"] if not m.get("readOnly")}
         assert set() == written & ONLY_READ, one["name"]
 
 
-def test_a_token_is_only_where_the_api_server_is_asked(objects: tuple[Object, ...]):
+def test_a_token_is_only_where_the_api_server_is_asked(objects):
     pod = pod_of(objects)
     having = {
         one["name"]
@@ -108,11 +108,11 @@ def test_a_token_is_only_where_the_api_server_is_asked(objects: tuple[Object, ..
     )
 
 
-def test_the_host_gives_these_paths_and_no_others(helm: Helm):
+def test_the_host_gives_these_paths_and_no_others(helm):
     assert HOST_PATHS == host_paths(pod_of(helm.objects(values("least"))))
 
 
-def test_the_hosts_tmp_and_root_are_never_mounted(objects: tuple[Object, ...]):
+def test_the_hosts_tmp_and_root_are_never_mounted(objects):
     paths = {PurePosixPath(path) for path in host_paths(pod_of(objects)).values()}
 
     assert set() == {str(path) for path in paths} & {"/", "/sys", "/var", "/run"}
@@ -124,7 +124,7 @@ def test_the_hosts_tmp_and_root_are_never_mounted(objects: tuple[Object, ...]):
     }
 
 
-def test_an_update_leaves_no_node_without_an_agent_that_waits(objects: tuple[Object, ...]):
+def test_an_update_leaves_no_node_without_an_agent_that_waits(objects):
     daemon_set = the(objects, "DaemonSet")["spec"]
     pod = daemon_set["template"]["spec"]
     (agent,) = (one for one in pod["containers"] if one["name"] == "agent")
@@ -136,7 +136,7 @@ def test_an_update_leaves_no_node_without_an_agent_that_waits(objects: tuple[Obj
     assert [] == [port for port in agent["ports"] if "hostPort" in port]
 
 
-def test_the_network_policy_is_for_the_agents_and_all_of_them(objects: tuple[Object, ...]):
+def test_the_network_policy_is_for_the_agents_and_all_of_them(objects):
     policies = of_kind(objects, "NetworkPolicy")
     agents = the(objects, "DaemonSet")
     labels = agents["spec"]["template"]["metadata"]["labels"]
@@ -148,7 +148,7 @@ def test_the_network_policy_is_for_the_agents_and_all_of_them(objects: tuple[Obj
     assert agents["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_who_explains_may_read_and_is_bound_to_nobody(helm: Helm):
+def test_who_explains_may_read_and_is_bound_to_nobody(helm):
     objects = helm.objects(values("least"))
     role = of_kind(objects, "ClusterRole")["agent-hami-agent-explain"]
     granted = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from agent.cli.node import WAIT
-from tests.chart.lab.helm import Helm, Object, of_kind, the
+from tests.chart.lab.helm import Object, of_kind, the
 from tests.chart.lab.values import LEAST, values
 
 LABELS = {"labels", "matchLabels", "selector", "nodeSelector"}
@@ -31,7 +31,7 @@ def job_and_agent(objects: Sequence[Object]) -> tuple[Object, Object]:
 
 
 @pytest.mark.parametrize("length", [53, 54, 63])
-def test_a_long_name_fits_every_label_and_stays_one_of_its_own(helm: Helm, length: int):
+def test_a_long_name_fits_every_label_and_stays_one_of_its_own(helm, length):
     first, second = (
         helm.objects({**LEAST, "nameOverride": "a" * (length - 1) + end}) for end in "bc"
     )
@@ -49,7 +49,7 @@ def test_a_long_name_fits_every_label_and_stays_one_of_its_own(helm: Helm, lengt
 
 
 @pytest.mark.parametrize("name", ["1234", "1.5", "on", "0x1f"])
-def test_a_name_that_yaml_takes_for_something_else_stays_a_text(helm: Helm, name: str):
+def test_a_name_that_yaml_takes_for_something_else_stays_a_text(helm, name):
     objects = helm.objects({**LEAST, "nameOverride": name})
     (argument,) = [
         one
@@ -63,7 +63,7 @@ def test_a_name_that_yaml_takes_for_something_else_stays_a_text(helm: Helm, name
     assert argument == "--selector=" + ",".join(f"{key}={value}" for key, value in agent.items())
 
 
-def test_the_attempts_of_the_job_end_by_themselves_and_before_helm(helm: Helm):
+def test_the_attempts_of_the_job_end_by_themselves_and_before_helm(helm):
     job = the(helm.objects(values("least")), "Job")["spec"]
     # What is ended from outside leaves no log. Ten seconds are between two attempts.
     attempts = (job["backoffLimit"] + 1) * (WAIT + 10)

@@ -270,7 +270,7 @@ async def test_another_scheduler_may_be_hamis(rig):
 async def test_a_pod_that_fits_since_its_last_attempt_is_told_when_the_next_one_comes(rig):
     rig.node("n1", a_gpu("GPU-a"))
     rig.submit("p", {GPU: 1, MEMORY: 30_000})
-    async with rig.scheduling(eager=False):
+    async with rig.scheduling():
         await rig.until_told("p", "FilteringFailed")
     rig.annotate_node("n1", {REGISTER: report_of(a_gpu("GPU-a", memory_mib=40_000))})
 

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,160 +14,73 @@ from agent.hami.annotations import encode_stamp
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
 from tests.cli.test_explain import Printed
-from tests.fakes.explain_rig import REGISTER, ExplainRig, a_gpu, explain_rig
+from tests.cli.transcripts import parts_of
+from tests.fakes.explain_rig import ExplainRig, a_gpu, explain_rig
 
 pytestmark = pytest.mark.looptime(False)
 
 GOLDEN = Path("tests/golden/status-cluster.txt")
-READS = frozenset({("get", "nodes"), ("list", "nodes"), ("list", "pods")})
+TOLD = parts_of(GOLDEN, "=== ")
 
 
-def tell(
-    rig: ExplainRig, reason: str, said: str, writer: str = "hami-agent", ago: float = 150
-) -> None:
-    """Somebody posts an Event about the Node."""
-    rig.store.create(
-        "events",
-        {
-            "metadata": {"name": f"a.{rig.store.version}", "namespace": "default"},
-            "involvedObject": {"kind": "Node", "name": "a"},
-            "source": {"component": writer},
-            "type": "Warning",
-            "reason": reason,
-            "message": said,
-            "lastTimestamp": encode_stamp(rig.now(-ago)),
-        },
-    )
+def arrange(rig: ExplainRig, word: str, name: str, *rest: Any) -> None:
+    """What a line `> word name ...` of the golden file prepares."""
+    match word:
+        case "node":  # with GPUs; a mark: it is bad
+            gpus = (a_gpu(one[:5], n, healthy="!" not in one) for n, one in enumerate(rest))
+            rig.node(name, *gpus)
+        case "note":
+            rig.annotate_node(name, dict([rest]))
+        case "holder":
+            rig.holder(name, *rest[:2], *map(int, rest[2:]))
+        case "over":
+            rig.edit_pod(name, {"status": {"phase": "Succeeded"}})
+        case "lock":
+            rig.lock_node(name, *rest)
+        case "condition":
+            condition = {"type": "GpuDegraded", "status": "True", "message": rest[0]}
+            node = rig.store.get("nodes", "", name)
+            node["status"]["conditions"] = [condition]
+        case "nameless":
+            rig.store.get(rest[0], rest[1], name)["metadata"]["uid"] = ""
+        case _:
+            event = {
+                "metadata": {"name": f"a.{rig.store.version}", "namespace": "default"},
+                "involvedObject": {"kind": "Node", "name": "a"},
+                "source": {"component": name},
+                "type": "Warning",
+                "reason": rest[1],
+                "message": rest[2],
+                "lastTimestamp": encode_stamp(rig.now(-float(rest[0]))),
+            }
+            rig.store.create("events", event)
 
 
-RELEASED = "an operator released it; `hami-agent recheck GPU` takes it back [H-RELEASED]"
-CONDITION = (
-    f"GPU 1 (GPU-2) is unmonitored: {RELEASED}; GPU 2 (GPU-3) is lost: it is silent [H-LOST]; "
-    "GPU 3 (GPU-4) is lost: it is silent [H-LOST]"
-)
+async def screen(name: str, folder: Path, capsys: Any) -> str:
+    """The part of the golden file: what it prepares, the command, and what that prints.
 
-
-def well(rig: ExplainRig) -> None:
-    rig.node("a", a_gpu("GPU-1"))
-
-
-def in_use(rig: ExplainRig) -> None:
-    rig.node("a", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
-    rig.holder("train", "a", "GPU-1", mib=4096, cores=30)
-    rig.holder("over", "a", "GPU-1")
-    rig.edit_pod("over", {"status": {"phase": "Succeeded"}})
-    rig.lock_node("a", "train")
-
-
-def ill(rig: ExplainRig, **parts: Any) -> None:
-    rig.node("a", a_gpu("GPU-1"), *(a_gpu(f"GPU-{n + 1}", n, healthy=False) for n in (1, 2, 3)))
-    rig.store.update("nodes", "", "a", lambda node: node | {"status": node["status"] | parts})
-
-
-def ill_by_events(rig: ExplainRig) -> None:
-    ill(rig)
-    tell(rig, "GpuReleased", f"GPU 1 (GPU-2): {RELEASED}")
-    tell(rig, "GpuUnhealthy", "GPUs 2, 3: it is silent [H-LOST]")
-    tell(rig, "GpuRecovered", "GPUs 1, 2, 3: healthy again", ago=100)
-
-
-def lost_and_back(rig: ExplainRig, gone: float, back: float) -> None:
-    rig.node("a", a_gpu("GPU-1", healthy=False))
-    lost = "GPU 0 (GPU-1): the driver no longer reaches it; reboot the node [H-LOST]"
-    rest = "GPU 0 (GPU-1): it was lost and is back; it is served again after its cool-down"
-    tell(rig, "GpuUnhealthy", lost, ago=gone)
-    tell(rig, "GpuUnhealthy", f"{rest} [H-LOST]", ago=back)
-
-
-def was_released(rig: ExplainRig) -> None:
-    rig.node("a", a_gpu("GPU-1", healthy=False))
-    said = "it was unhealthy before it was released [H-RELEASED]"
-    tell(rig, "GpuUnhealthy", f"GPU 0 (GPU-1): {said}")
-
-
-def with_events(rig: ExplainRig) -> None:
-    well(rig)
-    for writer in ("hami-agent", "kubelet"):
-        tell(rig, "GpuUnhealthy", f"XID 79, says the {writer}", writer)
-
-
-def many(rig: ExplainRig) -> None:
-    rig.node("gpu-10", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
-    rig.node("gpu-9", a_gpu("GPU-3"), annotations={"hami.io/device-cordon": "GPU-3"})
-    rig.node("plain")
-    rig.node("odd", annotations={REGISTER: "[1]"})
-    rig.holder("train", "gpu-10", "GPU-1", mib=4096)
-
-
-def nameless(rig: ExplainRig) -> None:
-    """A Node and a pod of which the server does not say the UID."""
-    many(rig)
-    rig.holder("other", "gpu-10", "GPU-1")
-    for kind, space, name in (("nodes", "", "gpu-9"), ("pods", "default", "other")):
-        rig.store.get(kind, space, name)["metadata"]["uid"] = ""
-
-
-Arrange = Callable[[ExplainRig], object]
-SCREENS: dict[str, tuple[Arrange, str, frozenset[tuple[str, str]] | None]] = {
-    "without an agent": (in_use, "--node a", None),
-    "without an agent, who holds what": (in_use, "--node a --by pod", None),
-    "the condition says what is wrong": (
-        lambda rig: ill(
-            rig, conditions=[{"type": "GpuDegraded", "status": "True", "message": CONDITION}]
-        ),
-        "--node a",
-        None,
-    ),
-    "Events say what is wrong": (ill_by_events, "--node a", None),
-    "a GPU was lost and is back": (
-        lambda rig: lost_and_back(rig, 60, 30),
-        "--node a --objects --since 1h",
-        None,
-    ),
-    "a GPU was back and is lost": (
-        lambda rig: lost_and_back(rig, 30, 60),
-        "--node a --objects --since 1h",
-        None,
-    ),
-    "a released GPU cools down": (was_released, "--node a --objects", None),
-    "the objects on request": (well, "--node a --objects", None),
-    "what happened": (with_events, "--node a --since 1h", None),
-    "what happened in a minute": (with_events, "--node a --since 1m", None),
-    "no right to Events": (with_events, "--node a --since 1h", READS),
-    "no such Node": (well, "--node xyz", None),
-    "no right to the Node": (well, "--node a", READS - {("get", "nodes")}),
-    "a report that cannot be read": (many, "--node odd", None),
-    "the cluster": (many, "", None),
-    "the cluster of a kubeconfig": (many, "--kubeconfig KUBECONFIG", None),
-    "a kubeconfig that is not there": (well, "--node a --kubeconfig /none", None),
-    "objects without a name": (nameless, "", None),
-}
-
-
-async def screen(rig: ExplainRig, name: str) -> str:
-    """Exit code and text of one case, without what differs from run to run."""
-    arrange, words, _ = SCREENS[name]
-    arrange(rig)
-    where = str(rig.kubeconfig)
-    environ = {"COLUMNS": "9999"} | ({} if "--kubeconfig" in words else {"KUBECONFIG": where})
-    said = await rig.run(
-        "status", *shlex.split(words.replace("KUBECONFIG", where)), environ=environ
-    )
+    What differs from run to run is left out.
+    """
+    lines = [line for line in TOLD[name].splitlines() if re.match("[>$] ", line)]
+    allowed = [tuple(one.split()) for one in re.findall("^> may (.*)$", TOLD[name], re.MULTILINE)]
+    async with explain_rig(folder, capsys, cast("Any", frozenset(allowed) or None)) as rig:
+        for line in lines[:-1]:
+            if not line.startswith("> may "):
+                arrange(rig, *shlex.split(line[2:]))
+        where = str(rig.kubeconfig)
+        words = shlex.split(lines[-1].replace("KUBECONFIG", where))[2:]
+        environ = {"COLUMNS": "9999"} | ({} if "--kubeconfig" in words else {"KUBECONFIG": where})
+        said = await rig.run(*words, environ=environ)
     told = "".join(f"! {line}\n" for line in said.err.splitlines() if line.startswith("hami-agent"))
     text = re.sub(r"\b\d+ s\b", "some s", f"{said.out}{told}").replace(where, "KUBECONFIG")
-    return f"exit code {said.code}\n{text}"
+    given = "".join(f"{line}\n" for line in lines)
+    return f"{given}exit {said.code}\n{text}"
 
 
-def golden() -> dict[str, str]:
-    """What is said in each case. `python -m tests.cli.test_status_cluster` writes it."""
-    _, *parts = re.split("^=== (.*)\n", GOLDEN.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-@pytest.mark.parametrize("name", SCREENS)
+@pytest.mark.parametrize("name", TOLD)
 async def test_what_objects_and_events_say_of_nodes_is_shown(name, tmp_path, capsys):
-    async with explain_rig(tmp_path, capsys, SCREENS[name][2]) as rig:
-        assert golden()[name] == await screen(rig, name)
+    """`python -m tests.cli.test_status_cluster` writes the golden text."""
+    assert TOLD[name] == await screen(name, tmp_path, capsys)
 
 
 KNOWN = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
@@ -264,10 +176,9 @@ async def test_a_pod_behind_a_proxy_is_reached_through_it(rig):
 
 async def write_golden() -> None:
     parts = []
-    for name, (_, _, rights) in SCREENS.items():
+    for name in TOLD:
         with tempfile.TemporaryDirectory() as folder:
-            async with explain_rig(Path(folder), cast("Any", Printed()), rights) as rig:
-                parts.append(f"=== {name}\n{await screen(rig, name)}")
+            parts.append(f"=== {name}\n{await screen(name, Path(folder), Printed())}")
     await asyncio.to_thread(GOLDEN.write_text, "".join(parts), encoding="utf-8")
 
 

@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from deploy import facts
 
 GAP = "rolling update: no slices for"
@@ -26,7 +24,7 @@ def test_every_right_of_the_role_has_words_and_names_what_a_policy_lets_through(
     assert rights["nodes"].endswith("`hami.io/mutex.lock` (removal)")
 
 
-def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path):
+def test_what_was_not_measured_is_named_with_its_command(tmp_path):
     found = (*facts.images(tmp_path), *facts.times(tmp_path))
     said = facts.text(found, ())
 
@@ -36,7 +34,7 @@ def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path):
     )
 
 
-def test_an_image_beyond_its_bound_is_wrong(tmp_path: Path):
+def test_an_image_beyond_its_bound_is_wrong(tmp_path):
     weights(tmp_path, "small", 20_000_000, 91_000_000)
     weights(tmp_path, "slim", 60_000_000, 300_000_000)
 
@@ -46,7 +44,7 @@ def test_an_image_beyond_its_bound_is_wrong(tmp_path: Path):
     assert ("60 MB / 300 MB", "120 MB / any", False) == (slim.found, slim.bound, slim.wrong)
 
 
-def test_a_time_over_its_bound_is_told_and_is_not_wrong(tmp_path: Path):
+def test_a_time_over_its_bound_is_told_and_is_not_wrong(tmp_path):
     row = {"what": GAP, "measured": 1.234, "bound": 1.0, "unit": "s"}
     (tmp_path / "peers.json").write_text(json.dumps([row, row | {"what": "other"}]))
 
@@ -55,9 +53,7 @@ def test_a_time_over_its_bound_is_told_and_is_not_wrong(tmp_path: Path):
     assert facts.Fact(GAP, "1.23 s (over)", "1 s") == gap
 
 
-def test_a_file_that_is_none_is_an_error_that_names_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_file_that_is_none_is_an_error_that_names_no_traceback(tmp_path, capsys):
     (tmp_path / "peers.json").write_text("{")
 
     assert 1 == facts.main(tmp_path)

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -33,7 +32,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_reference_is_what_the_table_of_settings_gives(tmp_path: Path):
+def test_the_reference_is_what_the_table_of_settings_gives(tmp_path):
     (page := tmp_path / "SETTINGS.md").write_text(PAGE)
 
     settings_page.main(page)
@@ -41,13 +40,9 @@ def test_the_reference_is_what_the_table_of_settings_gives(tmp_path: Path):
     assert page.read_text() == PAGE, "make settings"
 
 
-def test_every_setting_has_one_entry_and_nothing_else_has_one():
+def test_every_setting_has_one_entry_with_its_sentence_and_every_name_that_is_read():
     keys = [key for key, _ in ENTRY.findall(REFERENCE)]
-
     assert sorted(field.key for field in FIELDS) == sorted(keys)
-
-
-def test_an_entry_has_the_sentence_and_every_name_that_is_read():
     for field in FIELDS:
         said = flat(ENTRIES[field.key])
 
@@ -55,11 +50,8 @@ def test_an_entry_has_the_sentence_and_every_name_that_is_read():
         names = {*field.variables, *field.other_flags, *filter(None, [field.flag])}
         assert names <= set(re.findall(r"`([^`]+)`", said))
         assert ("at the next start" in said.lower()) == (not field.live)
-
-
-def test_every_key_of_hamis_files_stands_at_its_setting():
-    for file, keys in {"device-config.yaml": DEVICE_CONFIG, "config.json": NODE_CONFIG}.items():
-        for theirs, ours in keys.items():
+    for file, pairs in {"device-config.yaml": DEVICE_CONFIG, "config.json": NODE_CONFIG}.items():
+        for theirs, ours in pairs.items():
             assert f"`{theirs}` in {file}" in flat(ENTRIES[ours])
 
 
@@ -68,6 +60,8 @@ def test_what_is_accepted_without_effect_is_named():
     names = {*FOREIGN, *map(flag_of, FOREIGN), *itertools.chain(*WITHOUT_EFFECT.values())}
 
     assert names <= set(re.findall(r"`([^`]+)`", section))
+    # And what the chart sets itself.
+    assert {*render.CHARTS_OWN, "library.hookPath"} <= set(re.findall(r"`([\w.]+)`", HEAD))
 
 
 def test_what_changes_only_on_a_drained_node_is_what_the_agent_keeps_while_pods_hold_slices():
@@ -76,46 +70,33 @@ def test_what_changes_only_on_a_drained_node_is_what_the_agent_keeps_while_pods_
     assert set(LASTING) == said
 
 
-def test_what_the_chart_sets_itself_is_named():
-    named = set(re.findall(r"`([\w.]+)`", HEAD))
-
-    assert {*render.CHARTS_OWN, "library.hookPath"} <= named
-
-
 def test_a_setting_that_a_document_names_is_one():
     form = rf"`((?:{'|'.join(SECTIONS)})\.[a-zA-Z]+)\b[^`]*`"
     texts = "".join(map(tree.text, DOCUMENTS))
     named = set(re.findall(form, texts)) - set(BY_KEY) - NVIDIAS
+    values = {
+        f"{section}.{key}"
+        for section, part in SCHEMA["properties"].items()
+        for key in part.get("properties", ())
+    }
+    source = "".join(map(tree.text, tree.modules("agent")))
 
-    assert {one for one in named if not is_value(one) and not is_event(one)} == set()
-
-
-def is_value(name: str) -> bool:
-    """Whether it is a value of the chart."""
-    section, _, key = name.partition(".")
-    return key in SCHEMA["properties"].get(section, {}).get("properties", {})
-
-
-def is_event(name: str) -> bool:
-    """Whether it is an event of the agent's log."""
-    return any(f'"{name}"' in tree.text(path) for path in tree.modules("agent"))
+    # Others are values of the chart, or events of the log.
+    assert [] == [one for one in named - values if f'"{one}"' not in source]
 
 
 # METRICS.md.
 
 
-def test_the_document_is_what_the_code_says():
-    assert metrics.document() == tree.text(metrics.DOCUMENT), "run make metrics"
+def test_the_document_is_what_the_code_says_and_lists_no_series_twice():
+    document = metrics.document()
+    names = re.findall(r"(?m)^\| `(\w+)` \|", document)
+
+    assert document == tree.text(metrics.DOCUMENT), "run make metrics"
+    assert 50 < len(names) == len(set(names))
 
 
-def test_no_series_is_listed_twice():
-    names = [one.name for one in metrics.described()]
-
-    assert len(names) > 50
-    assert len(set(names)) == len(names)
-
-
-def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path: Path):
+def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path):
     (tmp_path / "a.py").write_text('TEXT = "Things."\nTally("things_total", TEXT)\n')
 
     with pytest.raises(ValueError, match="malformed"):
@@ -125,14 +106,7 @@ def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path: Path):
 # The chart.
 
 
-CHART = yaml.safe_load(tree.text("deploy/chart/hami-agent/Chart.yaml"))
-
-
-def test_the_chart_has_the_version_of_the_agent():
-    assert __version__ == CHART["version"] == CHART["appVersion"]
-
-
-def test_the_schema_of_config_needs_no_helm(tmp_path: Path):
+def test_the_schema_of_config_needs_no_helm(tmp_path):
     render.main(None, tmp_path)
 
     assert [tmp_path / render.SCHEMA] == [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -154,7 +128,9 @@ def test_each_setting_is_the_operators_or_the_charts():
 
 def test_every_default_value_is_in_the_schema_and_no_other_name_is():
     given = yaml.safe_load(tree.text("deploy/chart/hami-agent/values.yaml"))
+    chart = yaml.safe_load(tree.text("deploy/chart/hami-agent/Chart.yaml"))
 
+    assert __version__ == chart["version"] == chart["appVersion"]
     assert set(SCHEMA["properties"]) == set(given)
     for name in ("image", "devicePlugin", "library", "service", "global"):
         assert set(SCHEMA["properties"][name]["properties"]) == set(given[name]), name

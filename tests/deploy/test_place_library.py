@@ -47,7 +47,7 @@ def inodes(host: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in host.iterdir()}
 
 
-def test_an_empty_directory_gets_both_files(image: Path, host: Path):
+def test_an_empty_directory_gets_both_files(image, host):
     done = place(image, host)
 
     assert (0, "") == (done.returncode, done.stderr)
@@ -57,7 +57,7 @@ def test_an_empty_directory_gets_both_files(image: Path, host: Path):
     assert {0o644} == {stat.S_IMODE(path.stat().st_mode) for path in host.iterdir()}
 
 
-def test_what_differs_is_replaced_and_who_has_it_open_keeps_it(image: Path, host: Path):
+def test_what_differs_is_replaced_and_who_has_it_open_keeps_it(image, host):
     (host / "libvgpu.so").write_bytes(b"\x7fELF old")
     (host / "ld.so.preload").write_text("/elsewhere/libvgpu.so\n")
     (host / "containers").mkdir()
@@ -72,9 +72,7 @@ def test_what_differs_is_replaced_and_who_has_it_open_keeps_it(image: Path, host
 
 
 @pytest.mark.parametrize("wrong", ["", "writable", "another's", "a link"])
-def test_only_what_could_be_written_by_others_is_replaced(
-    image: Path, host: Path, tmp_path: Path, wrong: str
-):
+def test_only_what_could_be_written_by_others_is_replaced(image, host, tmp_path, wrong):
     place(image, host)
     library, programs, elsewhere = host / "libvgpu.so", tmp_path / "programs", tmp_path / "else"
     programs.mkdir()
@@ -101,7 +99,7 @@ def test_only_what_could_be_written_by_others_is_replaced(
     assert b"\x7fELF other" == elsewhere.read_bytes()
 
 
-def test_a_library_without_a_version_in_its_name_comes_first(image: Path, host: Path):
+def test_a_library_without_a_version_in_its_name_comes_first(image, host):
     (image / "libvgpu.so").write_bytes(b"\x7fELF plain")
 
     place(image, host)
@@ -109,7 +107,7 @@ def test_a_library_without_a_version_in_its_name_comes_first(image: Path, host: 
     assert b"\x7fELF plain" == (host / "libvgpu.so").read_bytes()
 
 
-def test_an_image_without_the_library_is_said_so_and_nothing_changes(host: Path, tmp_path: Path):
+def test_an_image_without_the_library_is_said_so_and_nothing_changes(host, tmp_path):
     (host / "libvgpu.so").write_bytes(b"\x7fELF old")
 
     done = place(tmp_path / "none", host)
@@ -119,7 +117,7 @@ def test_an_image_without_the_library_is_said_so_and_nothing_changes(host: Path,
     assert {"libvgpu.so"} == set(inodes(host))
 
 
-def test_what_killed_runs_left_goes_and_nothing_else(image: Path, host: Path):
+def test_what_killed_runs_left_goes_and_nothing_else(image, host):
     ours = {".new-aB3dE6", ".new-000000"}
     others = {".new-1234567", ".new-other", "new-aB3dE6"}
     for name in ours | others | {".new-living"}:
@@ -136,7 +134,7 @@ def test_what_killed_runs_left_goes_and_nothing_else(image: Path, host: Path):
     assert left | {"libvgpu.so", "ld.so.preload"} == set(inodes(host))
 
 
-def test_a_run_that_is_killed_is_swept_up_after(image: Path, host: Path):
+def test_a_run_that_is_killed_is_swept_up_after(image, host):
     script = tree.text(SCRIPT).replace("put libvgpu.so\n", "kill -KILL $$\n")
     killed = subprocess.run(  # noqa: S603 -- a script of this repository
         ("/bin/sh", "-euc", script, "place-library", str(image), str(host)), check=False

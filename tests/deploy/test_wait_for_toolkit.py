@@ -39,9 +39,7 @@ def validations() -> Iterator[Path]:
         (0o700, READY, 9, "", "no right to look into "),
     ],
 )
-def test_it_is_waited_for_by_who_is_not_root(
-    validations: Path, mode: int, made: str, code: int, out: str, err: str
-):
+def test_it_is_waited_for_by_who_is_not_root(validations, mode, made, code, out, err):
     """As the init container does it, which ends here with 9 where it would begin to wait."""
     (validations / made).touch(0o600)
     validations.chmod(mode)

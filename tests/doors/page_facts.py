@@ -1,10 +1,11 @@
 """A busy node for the page: many GPUs and containers, one GPU bad, one watched, one cordoned."""
 
 import datetime as dt
+from pathlib import Path
 
 import msgspec
 
-from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
+from agent.cluster import NodeView, PodTable
 from agent.ledger import JournalEntry, Ledger
 from agent.model import Condition, GpuSample, Health, SliceGroup, SliceList, slice_id
 from agent.node import Check
@@ -30,6 +31,21 @@ JOBS = ("llama-serve-7c9d8f6b5", "train-resnet", "whisper-batch-6fd4c8", "notebo
 CHECKS = "state inventory server registered stream api_synced api report settings driver gpus"
 
 
+class BusyText(msgspec.Struct):
+    """What stands in tests/golden/busy.json: what a node says besides GPUs and containers."""
+
+    about: NodeStatus
+    node: NodeView
+    check: Check
+    health: dict[int, Health]
+    changes: tuple[JournalEntry, ...]
+    refusals: tuple[JournalEntry, ...]
+    settings: tuple[SettingStatus, ...]
+
+
+TOLD = msgspec.json.decode(Path("tests/golden/busy.json").read_bytes(), type=BusyText)
+
+
 def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
     """The facts of a node with that many GPUs and containers on each.
 
@@ -38,36 +54,24 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
     rows = [_row(gpu, slot, name) for gpu in range(gpus) for slot in range(each)]
     facts = {
         "now": NOW,
-        "about": NodeStatus(
-            name="gpu-a07",
-            version="0.3.0",
-            started_at=NOW - dt.timedelta(days=3, hours=4),
-            resource="nvidia.com/gpu",
-            kubelet="registered, and the kubelet takes the lists",
-            profiles=("h100-pool",),
-            split_count=10,
-            memory_scaling=1.5,
-            core_scaling=1.0,
+        "about": TOLD.about,
+        "checks": (
+            *(Check(name, ok=True) for name in CHECKS.split()),
+            msgspec.structs.replace(TOLD.check, ok=gpus < 2),
         ),
-        "checks": _checks(gpus),
-        "node": NodeView(
-            "gpu-a07",
-            "uid",
-            "1",
-            annotations={
-                CORDON: a_uuid(3),
-                MUTEX_LOCK: f"{(NOW - dt.timedelta(seconds=3)):%Y-%m-%dT%H:%M:%SZ},llm,llama-9",
-            },
-        ),
+        "node": TOLD.node,
         "inventory": an_inventory(gpus=[_gpu(n) for n in range(gpus)]),
         "slices": SliceList(1, tuple(_group(n, each) for n in range(gpus))),
         "ledger": Ledger(rows=tuple(rows)),
         "newest": _sample,
         "used": _use_of(rows).get,
-        "changes": _changes(text),
-        "refusals": _refusals(text),
+        "changes": _again(TOLD.changes, 5, 50, text),
+        "refusals": _again(TOLD.refusals, 12, 31, text),
         "journal_since": NOW - dt.timedelta(days=3),
-        "settings": _settings,
+        "settings": lambda: (
+            *TOLD.settings,
+            *(SettingStatus(f"section{n % 7}.setting{n}", n * 10, "default") for n in range(66)),
+        ),
         "kubelet": EPOCH,
         "pods": PodTable({row.key.pod_uid: _unlimited(row) for row in rows[8:10]}),
     }
@@ -98,25 +102,7 @@ def _unlimited(row):
 
 
 def _gpu(number):
-    health = {
-        1: Health(
-            Condition.BAD,
-            NOW - dt.timedelta(minutes=4),
-            "xid",
-            "XID 79: the GPU fell off the bus; needed: a reboot of the node [H-079]",
-            action="reboot",
-            runbook="H-079",
-            serving=False,
-        ),
-        2: Health(
-            Condition.WATCH,
-            NOW - dt.timedelta(minutes=11),
-            "xid",
-            "XID 94: contained memory error; it is ok again after a quiet time [H-094]",
-            action="wait",
-            runbook="H-094",
-        ),
-    }.get(number, Health(Condition.OK, NOON))
+    health = TOLD.health.get(number, Health(Condition.OK, NOON))
     return a_shared_gpu(gpu=a_gpu(index=number), health=health, registered_mib=122_338)
 
 
@@ -148,54 +134,14 @@ def _sample(uuid):
     )
 
 
-def _checks(gpus):
-    ill = "GPU 1 is bad: XID 79: the GPU fell off the bus; needed: a reboot of the node [H-079]"
-    found = [Check(name, ok=True) for name in CHECKS.split()]
-    return (*found, Check("gpu_health", gpus < 2, ill, required=False))
-
-
-def _changes(text):
+def _again(entries, times, every, text):
+    """The entries so many times, each `every` minutes older, about another pod if about one."""
     return tuple(
-        JournalEntry(
-            NOW - dt.timedelta(minutes=4 + 50 * n), reason, f"{said}{text}", warning, namespace, pod
+        msgspec.structs.replace(
+            one,
+            at=one.at - n * dt.timedelta(minutes=every),
+            text=f"{one.text}{text}",
+            pod=one.pod.replace("probe-0", f"probe-{n}"),
         )
-        for n, (reason, said, warning, namespace, pod) in enumerate(
-            (
-                ("GpuUnhealthy", "GPU 1 is bad: XID 79: the GPU fell off the bus [H-079]", *PLAIN),
-                ("GpuWatched", "GPU 2: XID 94: contained memory error [H-094]", *PLAIN),
-                ("GpuRecovered", "GPU 6 is ok again after 10 min without a fault", False, "", ""),
-                ("SliceMismatch", "The kubelet booked GPU 4, not GPU 3", True, "vision", "train-1"),
-            )
-            * 5
-        )
-    )
-
-
-PLAIN = (True, "", "")
-
-
-def _refusals(text):
-    said = (
-        "the node lock names llm/llama-8, not this pod: annotations without the lock give no right"
-    )
-    return tuple(
-        JournalEntry(
-            NOW - dt.timedelta(minutes=9 + 31 * n),
-            "HA-2004",
-            f"{said}{text}",
-            namespace="research",
-            pod=f"probe-{n}",
-            container="main",
-        )
-        for n in range(12)
-    )
-
-
-def _settings():
-    chosen = ("sharing.memoryScaling", "sharing.splitCount", "health.quietPeriod")
-    return tuple(
-        SettingStatus(key, "1.5", f"/etc/hami-agent/config.yaml:{n + 3}:5")
-        for n, key in enumerate(chosen)
-    ) + tuple(
-        SettingStatus(f"section{n % 7}.settingNumber{n}", n * 10, "default") for n in range(66)
+        for n, one in enumerate(entries * times)
     )

@@ -56,7 +56,7 @@ def passable() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can call as somebody else")
-async def test_another_user_is_hung_up_on_whatever_the_mode_of_the_socket(passable: Path):
+async def test_another_user_is_hung_up_on_whatever_the_mode_of_the_socket(passable):
     async with a_door(passable) as door:
         door.path.chmod(0o666)
 
@@ -75,7 +75,7 @@ async def test_another_user_is_hung_up_on_whatever_the_mode_of_the_socket(passab
         await is_served(door.path)
 
 
-async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path: Path):
+async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path):
     """The pattern of CVE-2023-44487, on several connections."""
     connection = H2Connection(H2Configuration())
     connection.initiate_connection()
@@ -96,7 +96,7 @@ async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path
         await is_served(door.path)
 
 
-async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path):
+async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path):
     """As a kubelet that is killed while it takes our lists."""
     heard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, said: heard.append(said))
@@ -114,7 +114,7 @@ async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path)
     assert [] == heard
 
 
-async def test_bytes_that_are_no_http_2_end_that_connection_alone(tmp_path: Path):
+async def test_bytes_that_are_no_http_2_end_that_connection_alone(tmp_path):
     async with a_door(tmp_path) as door:
         for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, prefixed(b"x" * 9)):
             await hung_up(door.path, noise)

@@ -1,7 +1,6 @@
 """Allocate, GetPreferredAllocation, PreStartContainer and options, from an independent client."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ def counts(door: FakeDoor) -> dict[tuple[str, ...], int]:
     return dict(door.server.calls.items())
 
 
-async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_path: Path):
+async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_path):
     async with a_plugin(tmp_path) as (_, plugin):
         assert not (await asyncio.to_thread(plugin.options)).pre_start_required
         answer = await asyncio.to_thread(plugin.allocate, FORWARDS)
@@ -50,9 +49,7 @@ async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_p
         ),
     ],
 )
-async def test_an_error_becomes_its_status_with_its_sentence(
-    tmp_path: Path, failure: Exception, code: str, text: str
-):
+async def test_an_error_becomes_its_status_with_its_sentence(tmp_path, failure, code, text):
     async with a_plugin(tmp_path) as (door, plugin):
         door.allocator.failure = failure
 
@@ -76,7 +73,7 @@ def test_every_error_has_the_status_that_its_kind_deserves():
         )
 
 
-async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path: Path, capsys):
+async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path, capsys):
     async with a_plugin(tmp_path) as (door, plugin):
         door.allocator.failure = ZeroDivisionError("secret detail")
 
@@ -88,7 +85,7 @@ async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path: Path, capsy
 
 
 async def test_with_a_fence_the_kubelet_asks_before_each_start_and_only_a_mismatch_is_refused(
-    tmp_path: Path,
+    tmp_path,
 ):
     def fence(ids: tuple[str, ...]) -> None:
         if ids == ("wrong",):
@@ -132,7 +129,7 @@ async def next_of(stream):
 
 
 @pytest.mark.parametrize("authority", ["localhost", "/var/lib/x.sock", "%2Fvar%2Flib%2Fx.sock"])
-async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path: Path, authority: str):
+async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path, authority):
     async with a_door(tmp_path) as door:
         plugin = GrpcPlugin(door.path, authority)
         streams = [plugin.lists() for _ in range(3)]
@@ -147,7 +144,7 @@ async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path: Path, 
         plugin.close()
 
 
-async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Path):
+async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path):
     async with a_plugin(tmp_path, a_list(1, a_group())) as (door, plugin):
         stream = plugin.lists()
         await next_of(stream)
@@ -159,7 +156,7 @@ async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Pat
         assert {"Unhealthy"} == health(await next_of(stream))
 
 
-async def test_a_peer_that_does_not_read_finds_only_the_newest_list_waiting(tmp_path: Path):
+async def test_a_peer_that_does_not_read_finds_only_the_newest_list_waiting(tmp_path):
     async with (
         a_door(tmp_path, a_list(1, a_group(slices=2_000))) as door,
         a_raw_call(door.path) as call,
@@ -182,7 +179,7 @@ async def test_a_peer_that_does_not_read_finds_only_the_newest_list_waiting(tmp_
         plugin.close()
 
 
-async def test_a_long_list_arrives_whole(tmp_path: Path):
+async def test_a_long_list_arrives_whole(tmp_path):
     groups = tuple(a_group(gpu, slices=1_000, numa=gpu % 2) for gpu in range(16))
     async with a_plugin(tmp_path, a_list(1, *groups)) as (_, plugin):
         answer = await next_of(plugin.lists())
@@ -192,7 +189,7 @@ async def test_a_long_list_arrives_whole(tmp_path: Path):
         ]
 
 
-async def test_a_list_that_the_kubelet_would_not_take_is_not_sent(tmp_path: Path):
+async def test_a_list_that_the_kubelet_would_not_take_is_not_sent(tmp_path):
     async with a_plugin(tmp_path, a_list(1, a_group(slices=1))) as (door, plugin):
         stream = plugin.lists()
         await next_of(stream)

@@ -1,7 +1,6 @@
 """The two paths that no generated class takes, against Google's protobuf, and malformed calls."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -40,7 +39,7 @@ lists = st.builds(
 
 
 @given(lists)
-def test_a_list_has_the_bytes_of_the_generated_message_and_of_googles(listed: SliceList):
+def test_a_list_has_the_bytes_of_the_generated_message_and_of_googles(listed):
     devices = []
     for group in listed.groups:
         numa = -1 if group.numa is None else group.numa
@@ -143,9 +142,7 @@ MALFORMED = {
 
 
 @pytest.mark.looptime(False)
-async def test_a_malformed_message_is_refused_in_a_sentence_and_nobody_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+async def test_a_malformed_message_is_refused_in_a_sentence_and_nobody_is_asked(tmp_path, capsys):
     async with a_plugin(tmp_path) as (door, plugin):
         for name, data in MALFORMED.items():
             code, text = await refused(plugin.raw, "Allocate", data, "AllocateResponse")
@@ -168,9 +165,7 @@ async def test_a_malformed_message_is_refused_in_a_sentence_and_nobody_is_asked(
 
 
 @pytest.mark.looptime(False)
-async def test_a_request_that_never_comes_is_given_up_after_ten_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_request_that_never_comes_is_given_up_after_ten_seconds(tmp_path, monkeypatch):
     assert 10 == door_module.RECEIVE_DEADLINE
     monkeypatch.setattr(door_module, "RECEIVE_DEADLINE", 0.1)
     async with a_plugin(tmp_path) as (door, _), a_raw_call(door.path) as call:

@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.errors import AgentError, DirectoryLost, KubeletError, PermissionFault
+from agent.errors import DirectoryLost, KubeletError, PermissionFault
 from agent.kit.cell import Cell
 from agent.kubelet import door as door_module
 from agent.kubelet.door import Incarnation, bind, sweep
 from agent.kubelet.register import Rivals
 from tests.fakes.chance import Seeded
-from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list, a_plugin, a_server
+from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list, a_server
 from tests.fakes.grpc_messages import GrpcPlugin, refused
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 from tests.hami_vectors import vectors
@@ -40,24 +40,6 @@ async def an_open_allocate(
 
 def names(directory: Path) -> set[str]:
     return {entry.name for entry in directory.iterdir()}
-
-
-async def test_an_agent_that_ends_during_a_rebind_waits_for_the_open_allocate(tmp_path: Path):
-    async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
-        before = await an_open_allocate(door, plugin, group)
-        rebinding = group.create_task(door.server.rebind())
-        await asyncio.sleep(0)
-        await refused(plugin.allocate, ["b"])  # it drains
-
-        rebinding.cancel()
-        ending = group.create_task(door.end())
-        await asyncio.wait((rebinding,))
-        await asyncio.to_thread(plugin.options)
-        assert not ending.done()
-        door.allocator.open.set()
-
-        assert "a" == (await before).container_responses[0].envs["IDS"]
-        await ending
 
 
 class ServedKubelet:
@@ -82,7 +64,7 @@ def ask_for_ever(plugin: GrpcPlugin) -> None:
         plugin.allocate(["a"])
 
 
-async def test_an_admission_that_is_under_way_is_served_to_its_end(tmp_path: Path):
+async def test_an_admission_that_is_under_way_is_served_to_its_end(tmp_path):
     async with asyncio.TaskGroup() as group:
         async with a_door(tmp_path) as door, ServedKubelet(door) as plugin:
             door.allocator.open.clear()
@@ -106,9 +88,7 @@ async def test_an_admission_that_is_under_way_is_served_to_its_end(tmp_path: Pat
         assert set() == names(tmp_path)
 
 
-async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(door_module, "LAST_CALLS", 0.2)
     async with (
         asyncio.TaskGroup() as group,
@@ -122,31 +102,36 @@ async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(
         await ending
 
 
-async def test_a_call_that_outlasts_the_wait_for_the_last_ones_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Python 3.11.2, which is Debian 12's, cut it off: see PluginServer.run."""
+@pytest.mark.parametrize("by", ["the end", "a rebind, then the end", "a rebind, then another name"])
+async def test_a_drain_waits_for_the_open_allocate_and_refuses_others(tmp_path, monkeypatch, by):
+    """Python 3.11.2, which is Debian 12's, cut the call off: see PluginServer.run."""
     monkeypatch.setattr(door_module, "LAST_CALLS", 0.0)
-    async with (
-        asyncio.TaskGroup() as group,
-        a_door(tmp_path) as door,
-        ServedKubelet(door) as plugin,
-    ):
-        before = await an_open_allocate(door, plugin, group)
+    async with asyncio.TaskGroup() as group, a_door(tmp_path) as door:
+        async with ServedKubelet(door) as plugin:
+            before = await an_open_allocate(door, plugin, group)
+            door.resource.set("example.com/one")
+            draining = group.create_task(door.end() if by == "the end" else door.server.rebind())
+            await asyncio.to_thread(plugin.options)
+            code, text = await refused(plugin.allocate, ["b"])
+            assert ("UNAVAILABLE", True) == (code, text.endswith("[HA-5004]"))
+            if by == "a rebind, then the end":
+                draining.cancel()
+                draining = group.create_task(door.end())
+                await asyncio.to_thread(plugin.options)
+            if by == "a rebind, then another name":
+                door.resource.set("example.com/two")
+            assert not draining.done()
+            door.allocator.open.set()
+            assert "a" == (await before).container_responses[0].envs["IDS"]
+        await draining
 
-        ending = group.create_task(door.end())
-        await asyncio.to_thread(plugin.options)
-        _, text = await refused(plugin.allocate, ["b"])
-        door.allocator.open.set()
-
-        assert "a" == (await before).container_responses[0].envs["IDS"]
-        assert text.endswith("[HA-5004]")
-        await ending
+        # The registration compares `served` with the present name before it registers.
+        if by == "a rebind, then another name":
+            assert "example.com/two" == door.server.served
+            assert door.server.endpoint.startswith("hami-two-")
 
 
-async def test_an_allocate_by_a_former_name_is_refused_although_a_preference_came_before(
-    tmp_path: Path,
-):
+async def test_an_allocate_by_a_former_name_is_refused_although_a_preference_came_before(tmp_path):
     """The kubelet books the former name; the row would get the new one."""
     async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
         async with ServedKubelet(door) as plugin:
@@ -165,7 +150,7 @@ async def test_an_allocate_by_a_former_name_is_refused_although_a_preference_cam
         renamed.close()
 
 
-async def test_a_peer_that_neither_reads_nor_leaves_does_not_hold_up_the_end(tmp_path: Path):
+async def test_a_peer_that_neither_reads_nor_leaves_does_not_hold_up_the_end(tmp_path):
     listed = a_list(1, a_group(slices=5_000))
     async with a_door(tmp_path, listed) as door, a_raw_call(door.path) as call:
         await call.request("/v1beta1.DevicePlugin/ListAndWatch", prefixed(b""))
@@ -180,7 +165,7 @@ async def test_a_peer_that_neither_reads_nor_leaves_does_not_hold_up_the_end(tmp
             await door.server.streams.until(lambda count: count == 0)
 
 
-async def test_dead_sockets_of_ours_are_cleared_away_and_no_others(tmp_path: Path):
+async def test_dead_sockets_of_ours_are_cleared_away_and_no_others(tmp_path):
     kept = ["kubelet.sock", "nvidia-gpu.sock", "hami-gpu.sock", "hami-gpumem-00000001.sock"]
     for name in [*kept, "hami-gpu-0badcafe.sock"]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
@@ -192,9 +177,7 @@ async def test_dead_sockets_of_ours_are_cleared_away_and_no_others(tmp_path: Pat
         assert {*kept, live.path.name, door.path.name} == names(tmp_path)
 
 
-async def test_a_directory_that_turned_read_only_needs_a_new_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_directory_that_turned_read_only_needs_a_new_process(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -230,7 +213,7 @@ def a_name(directory: Path) -> Path:
     return path
 
 
-def test_each_start_has_a_socket_name_of_its_own_where_hami_has_one_for_all(tmp_path: Path):
+def test_each_start_has_a_socket_name_of_its_own_where_hami_has_one_for_all(tmp_path):
     """A kubelet that knows the old name and a plugin on the new one are never mistaken."""
     vector = vectors("next_container")["next_container-244"]
     chance = Seeded(5)
@@ -255,11 +238,7 @@ def test_each_start_has_a_socket_name_of_its_own_where_hami_has_one_for_all(tmp_
     ],
 )
 def test_nothing_is_served_where_others_could_put_or_reach_a_socket(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: OSError | str,
-    expected: type[AgentError],
-    text: str,
+    tmp_path, monkeypatch, wrong, expected, text
 ):
     def fail(*_: object, **__: object) -> None:
         assert isinstance(wrong, OSError)
@@ -283,7 +262,7 @@ def test_nothing_is_served_where_others_could_put_or_reach_a_socket(
     bound_path(tmp_path, Seeded())
 
 
-def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
+def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path):
     """Neither for the file nor for its mode: an attacker's link would point at another's file."""
     victim = tmp_path / "victim"
     victim.touch(mode=0o644)
@@ -303,7 +282,7 @@ def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
         bound.unlink()
 
 
-def test_a_live_socket_survives_the_sweep_although_its_queue_is_full(tmp_path: Path):
+def test_a_live_socket_survives_the_sweep_although_its_queue_is_full(tmp_path):
     path, sock = bind(tmp_path, RESOURCE, Seeded())
     sock.listen(0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waiting:
@@ -316,9 +295,7 @@ def test_a_live_socket_survives_the_sweep_although_its_queue_is_full(tmp_path: P
     assert set() == names(tmp_path)
 
 
-async def test_a_server_that_does_not_answer_itself_does_not_serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_server_that_does_not_answer_itself_does_not_serve(tmp_path, monkeypatch):
     class Unreachable(Seeded):
         def getrandbits(self, k: int) -> int:
             return 7
@@ -345,7 +322,7 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
 
 
 async def test_a_server_that_cannot_listen_leaves_no_socket_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     async def refuse(_: Incarnation, *, sock: socket.socket) -> None:
         raise OSError(errno.ENOBUFS, "no buffer space")
@@ -366,7 +343,7 @@ async def test_a_server_that_cannot_listen_leaves_no_socket_and_is_tried_again(
     ("domain", "named", "answers"), [("nvidia.com", "nvidia-gpu.sock", True), ("hami.io", "", None)]
 )
 def test_a_socket_without_a_domain_in_its_name_tells_of_nvidias_resources_alone(
-    tmp_path: Path, domain: str, named: str, answers: object
+    tmp_path, domain, named, answers
 ):
     rival = Rivals(tmp_path, Cell(f"{domain}/gpu"), None, [].append)  # type: ignore[arg-type]
     assert named == rival.name
@@ -378,22 +355,3 @@ def test_a_socket_without_a_domain_in_its_name_tells_of_nvidias_resources_alone(
         theirs.listen()
 
         assert answers is rival.answers()
-
-
-async def test_a_name_that_changes_twice_during_a_drain_is_the_one_of_the_socket(tmp_path: Path):
-    """The registration compares `served` with the present name before it registers."""
-    async with a_plugin(tmp_path) as (door, plugin), asyncio.TaskGroup() as group:
-        before = await an_open_allocate(door, plugin, group)
-        door.resource.set("example.com/one")
-        rebinding = group.create_task(door.server.rebind())
-        await asyncio.sleep(0)
-        code, text = await refused(plugin.allocate, ["b"])  # it drains
-        assert ("UNAVAILABLE", True) == (code, text.endswith("[HA-5004]"))
-        assert not rebinding.done()
-        door.resource.set("example.com/two")
-        door.allocator.open.set()
-        assert "a" == (await before).container_responses[0].envs["IDS"]
-        await rebinding
-
-        assert "example.com/two" == door.server.served
-        assert door.server.endpoint.startswith("hami-two-")

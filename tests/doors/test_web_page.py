@@ -16,10 +16,7 @@ from agent.node import Check
 from agent.status import (
     POD_COLUMNS,
     AllocationStatus,
-    GpuStatus,
-    LockStatus,
     NodeStatus,
-    ShareStatus,
     StatusDocument,
     notices,
     pod_rows,
@@ -55,46 +52,11 @@ def html_of(facts):
     return page_html(status_of(facts), facts.now)
 
 
-# What the agent does not know, and shares of plain mode.
-SHARES = tuple(
-    ShareStatus(gpu=f"{n}", uuid=f"GPU-{n}", memory_mib=mib) for n, mib in enumerate((0, None))
+UNKNOWN = msgspec.json.decode(
+    Path("tests/golden/page-unknown.json").read_bytes(), type=StatusDocument
 )
-
-
-def busy_share(one: ShareStatus, mib: int | None, percent: int) -> ShareStatus:
-    return msgspec.structs.replace(one, used_mib=mib, gpu_percent=percent)
-
-
-PAIR = (ShareStatus("0", "GPU-0", 1024, 10), ShareStatus("1", "GPU-1", 1024, 20))
-USED = tuple(busy_share(one, 512, 3) for one in SHARES)
-OVER = tuple(busy_share(one, None, 11) for one in PAIR)
-UNKNOWN = StatusDocument(
-    node=NodeStatus(
-        name="n",
-        ready=False,
-        observe=True,
-        lock=LockStatus(since=None, holder="nonsense"),
-        checks=(
-            Check("driver", ok=False, required=False, text="it is slow"),
-            Check("api_synced", ok=False, text="not listed yet"),
-        ),
-    ),
-    gpus=(
-        GpuStatus("GPU-0", condition="ok", obstacles=("it is withheld",)),
-        GpuStatus("GPU-1", index=1, condition="unmonitored", used_mib=2048, sellable_mib=4096),
-    ),
-    allocations=(
-        AllocationStatus("", "", "", shares=SHARES, mismatched=True),
-        AllocationStatus("ns", "pod", "main", shares=PAIR, confirmed=False),
-        AllocationStatus("ns", "odd", "main", shares=SHARES[:1] * 2),
-        AllocationStatus("ns", "used", "main", shares=USED),
-        AllocationStatus("ns", "dark", "main", shares=SHARES[:1], unread="its file is a link"),
-        AllocationStatus("ns", "free", "main", shares=PAIR[:1], unkept="it is off"),
-        AllocationStatus("ns", "more", "main", shares=OVER),
-        AllocationStatus("ns", "both", "main", shares=OVER[:1] * 2),
-        AllocationStatus("ns", "done", "main", shares=PAIR[:1], ended=True),
-    ),
-)
+"""A node of which the agent knows little, and containers of each kind."""
+PAIR = UNKNOWN.allocations[1].shares
 
 
 def golden_page():
@@ -309,14 +271,6 @@ class HtmlTree(html.parser.HTMLParser):
     @property
     def text(self):
         return " ".join("".join(self.seen).split())
-
-    def of(self, tag, **attributes):
-        """The attributes of each such element."""
-        return [
-            found
-            for name, found in self.elements
-            if name == tag and attributes.items() <= found.items()
-        ]
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class FakeApi:
         self.calls: Counter[str] = Counter()
         self.lag = 0.0
         self.delay = 0.0
+        self.way_back = 0.0
+        """Seconds that what a LIST found takes to arrive."""
         self.node: NodeView | None = None
         self.pods: dict[tuple[str, str], PodView] = {}
         self._name = name
@@ -163,7 +165,9 @@ class FakeApi:
 
     async def list_pods(self) -> PodList:
         await self._enter("list_pods")
-        return PodList(tuple(self.pods.values()), str(self._version))
+        found = PodList(tuple(self.pods.values()), str(self._version))
+        await asyncio.sleep(self.way_back)
+        return found
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         await self._enter("get_pod")

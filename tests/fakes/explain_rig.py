@@ -224,9 +224,9 @@ class ExplainRig:
                 await runner.cleanup()
 
     @contextlib.asynccontextmanager
-    async def scheduling(self, *, eager: bool = True) -> AsyncIterator[None]:
+    async def scheduling(self) -> AsyncIterator[None]:
         """Run the scheduler model over the store."""
-        model = SchedulerModel(self.store, SystemClock(), Seeded(), settings=SCHEDULER, eager=eager)
+        model = SchedulerModel(self.store, SystemClock(), Seeded(), settings=SCHEDULER)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(model.run())
             try:

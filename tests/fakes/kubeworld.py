@@ -151,10 +151,10 @@ class ModelWorld:
         self.model.throttle(count, retry_after)
 
     async def begin_outage(self) -> None:
-        await self.model.begin_outage()
+        await self.model.stop()
 
     async def end_outage(self) -> None:
-        await self.model.end_outage()
+        await self.model.start()
 
     def end_watches(self) -> None:
         self.model.end_watches()

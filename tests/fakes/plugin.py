@@ -65,7 +65,6 @@ class Script:
     prefer: Callable[[list[str], list[str], int], list[str]] | None = None
     responses: Callable[[list[str]], list[ContainerAllocateResponse]] | None = None
     gate: asyncio.Event | None = None
-    pre_start_gate: asyncio.Event | None = None
 
 
 class _Ear(SocketServer):
@@ -194,8 +193,6 @@ class ScriptedPlugin(DevicePluginBase):
     async def pre_start_container(
         self, message: PreStartContainerRequest
     ) -> PreStartContainerResponse:
-        if self.script.pre_start_gate is not None:
-            await self.script.pre_start_gate.wait()
         return PreStartContainerResponse()
 
     def _wake(self) -> None:

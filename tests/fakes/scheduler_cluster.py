@@ -17,32 +17,25 @@ from tests.fakes.clock import LoopClock
 from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu, report_of
 
 
-def register_of(*uuids: str, healthy: bool = True) -> str:
-    return report_of(*(a_gpu(uuid, index, healthy=healthy) for index, uuid in enumerate(uuids)))
+def register_of(*uuids: str) -> str:
+    return report_of(*(a_gpu(uuid, index) for index, uuid in enumerate(uuids)))
 
 
 class FakeCluster:
     """One store with one node `n1`, and the scheduler beside it."""
 
     def __init__(
-        self, *uuids: str, eager: bool = False, settings: SchedulerSettings | None = None
+        self,
+        *uuids: str,
+        settings: SchedulerSettings | None = None,
+        store: ObjectStore | None = None,
     ) -> None:
-        self.store = ObjectStore(LoopClock(), Seeded())
-        self.scheduler = SchedulerModel(
-            self.store, LoopClock(), Seeded(), eager=eager, settings=settings
-        )
-        self.store.create(
-            "nodes",
-            {
-                "metadata": {"name": "n1", "annotations": {REGISTER: register_of(*uuids)}},
-                "status": {"allocatable": {"nvidia.com/gpu": str(10 * len(uuids))}},
-            },
-        )
-
-    def restarted(self) -> "FakeCluster":
-        """The same store with a scheduler that remembers nothing."""
-        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded())
-        return self
+        self.store = store or ObjectStore(LoopClock(), Seeded())
+        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded(), settings=settings)
+        if store is None:
+            metadata = {"name": "n1", "annotations": {REGISTER: register_of(*uuids)}}
+            status = {"allocatable": {"nvidia.com/gpu": str(10 * len(uuids))}}
+            self.store.create("nodes", {"metadata": metadata, "status": status})
 
     def submit(self, name: str, memory_mib: int = 1000) -> Json:
         limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": memory_mib}
@@ -59,20 +52,9 @@ class FakeCluster:
         marks: dict[str, str] = self.store.get("nodes", "", "n1")["metadata"]["annotations"]
         return marks
 
-    def annotate_node(self, *, register: str) -> None:
-        patch = {"metadata": {"annotations": {REGISTER: register}}}
-        self.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
-
     def unlock(self) -> None:
         patch = {"metadata": {"annotations": {LOCK: None}}}
         self.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
-
-    def reasons(self, name: str) -> list[str]:
-        return [
-            event["reason"]
-            for event in self.store.select("events")
-            if event["involvedObject"]["name"] == name
-        ]
 
     async def until(self, claim: Callable[[], bool], within: float = 120) -> None:
         """Look again after every change of a pod; virtual time, so only a hang can fail."""

@@ -16,15 +16,15 @@ SITE = "opt/hami-agent/lib/python3.13/site-packages/"
 TOOLS = {"as", "c++", "cc", "g++", "gcc", "gmake", "go", "ld", "make", "rustc", "tcc"}
 
 
-def test_two_builds_are_the_same_image(facts: dict[str, object], image: ImageArchive):
+def test_two_builds_are_the_same_image(facts, image):
     assert facts["digest"] == facts["again"] == image.digest
 
 
-def test_it_is_no_larger_than_promised(facts: dict[str, int], base: str):
+def test_it_is_no_larger_than_promised(facts, base):
     assert all(facts[kind] <= most * MEGABYTE for kind, most in SIZES[base].items())
 
 
-def test_what_the_agent_adds_to_its_base_is_small(image: ImageArchive):
+def test_what_the_agent_adds_to_its_base_is_small(image):
     added = Counter[str]()
     for layer in image.layers[1:]:
         for name, member in layer.items():
@@ -36,7 +36,7 @@ def test_what_the_agent_adds_to_its_base_is_small(image: ImageArchive):
     assert 0 == added.total()
 
 
-def test_a_change_of_the_agent_changes_the_last_layer_alone(image: ImageArchive):
+def test_a_change_of_the_agent_changes_the_last_layer_alone(image):
     _, needed, agent = image.layers
     own = {name for name in agent if not agent[name].isdir()}
 
@@ -47,7 +47,7 @@ def test_a_change_of_the_agent_changes_the_last_layer_alone(image: ImageArchive)
     } == {"opt/hami-agent/bin/hami-agent", "opt/hami-agent/bin/kubectl-hami"}
 
 
-def test_it_says_who_runs_what_and_what_it_is(image: ImageArchive):
+def test_it_says_who_runs_what_and_what_it_is(image):
     assert "65532:65532" == image.config["User"]
     assert ["/opt/hami-agent/bin/hami-agent"] == image.config["Entrypoint"]
     assert ["run"] == image.config["Cmd"]
@@ -61,7 +61,7 @@ def test_it_says_who_runs_what_and_what_it_is(image: ImageArchive):
     assert __version__ == labels[prefix + "version"]
 
 
-def test_it_holds_the_versions_of_the_lock(contents: dict[str, str]):
+def test_it_holds_the_versions_of_the_lock(contents):
     locked = {
         package["name"]: package
         for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]
@@ -76,9 +76,7 @@ def test_it_holds_the_versions_of_the_lock(contents: dict[str, str]):
     assert {name: locked[name]["version"] for name in versions} == versions
 
 
-def test_every_package_of_the_agent_is_in_the_list_of_contents(
-    image: ImageArchive, contents: dict[str, str]
-):
+def test_every_package_of_the_agent_is_in_the_list_of_contents(image, contents):
     installed = {
         name.removeprefix(SITE).split("-")[0].replace("_", "-").lower()
         for layer in image.layers
@@ -99,7 +97,7 @@ def commands(image: ImageArchive) -> set[str]:
     }
 
 
-def test_it_has_nothing_to_build_with(image: ImageArchive):
+def test_it_has_nothing_to_build_with(image):
     found = commands(image)
 
     assert set() == found & TOOLS
@@ -108,7 +106,7 @@ def test_it_has_nothing_to_build_with(image: ImageArchive):
 
 
 @pytest.mark.parametrize("base", ["small"], indirect=True)
-def test_the_small_one_has_no_tool_no_pip_and_nothing_that_gives_more_rights(image: ImageArchive):
+def test_the_small_one_has_no_tool_no_pip_and_nothing_that_gives_more_rights(image):
     programs = {"hami-agent", "kubectl-hami", "idna"}
     assert programs | {"protoc-gen-grpclib_python", "protoc-gen-python_grpc"} == {
         name for name in commands(image) if not name.startswith("python")
@@ -118,14 +116,14 @@ def test_the_small_one_has_no_tool_no_pip_and_nothing_that_gives_more_rights(ima
     assert [] == [one.name for one in files if one.mode & (stat.S_ISUID | stat.S_ISGID)]
 
 
-def test_what_the_agent_adds_belongs_to_root_and_nobody_else_writes_it(image: ImageArchive):
+def test_what_the_agent_adds_belongs_to_root_and_nobody_else_writes_it(image):
     added = (one for layer in image.layers[1:] for one in layer.values())
     assert [] == [
         one.name for one in added if one.uid or one.gid or (not one.issym() and one.mode & 0o022)
     ]
 
 
-def test_it_says_nothing_of_the_machine_that_built_it(image: ImageArchive):
+def test_it_says_nothing_of_the_machine_that_built_it(image):
     base = image.layers[0]
 
     assert {"etc/hostname", "etc/resolv.conf"}.isdisjoint(base)
@@ -144,7 +142,7 @@ PACKAGES = ("asyncio", "concurrent", "email", "http", "json", "logging")
 
 
 @pytest.mark.parametrize("own", [SITE, *(f"usr/lib/python3.13/{name}/" for name in PACKAGES)])
-def test_all_that_it_imports_is_compiled_with_its_source(image: ImageArchive, own: str):
+def test_all_that_it_imports_is_compiled_with_its_source(image, own):
     layers = [set(layer) for layer in image.layers]
     for present in layers[1:] if own == SITE else [set().union(*layers)]:
         sources = {name for name in present if name.startswith(own) and name.endswith(".py")}

@@ -13,7 +13,7 @@ PLACES = ["/var/lib/hami-agent", "/run/hami-agent", "/var/lib/kubelet", "/usr/lo
 RUN = ["run", "--simulate", "h100:2", "--scheduler", "none", "--node-name", "n"]
 
 
-def test_it_says_its_version(bundle: Bundle):
+def test_it_says_its_version(bundle):
     said = bundle.run("version", "-o", "json")
 
     assert (0, "") == (said.returncode, said.stderr)
@@ -21,14 +21,14 @@ def test_it_says_its_version(bundle: Bundle):
     assert json.loads(said.stdout)["data"]["python"].startswith("3.13.")
 
 
-def test_it_has_the_runbook(bundle: Bundle):
+def test_it_has_the_runbook(bundle):
     said = bundle.run("runbook", "HA-4002")
 
     assert (0, "") == (said.returncode, said.stderr)
     assert said.stdout.startswith("HA-4002 The GPU is bad or lost\n")
 
 
-def test_it_looks_at_a_node_before_it_serves_one(bundle: Bundle):
+def test_it_looks_at_a_node_before_it_serves_one(bundle):
     looked = bundle.run("doctor", "--pre", "-o", "json", "--simulate", "h100:2")
 
     findings = json.loads(looked.stdout)["data"]["findings"]
@@ -40,26 +40,26 @@ def test_it_looks_at_a_node_before_it_serves_one(bundle: Bundle):
 
 
 @pytest.mark.parametrize("uid", [None, 0], ids=["nobody", "root"])
-def test_every_claim_of_the_sandbox_holds_inside(bundle: Bundle, uid: int | None):
+def test_every_claim_of_the_sandbox_holds_inside(bundle, uid):
     played = bundle.run("sandbox", writable=["/tmp"], uid=uid)  # noqa: S108 -- inside the container
 
     assert 0 == played.returncode, played.stdout + played.stderr
 
 
-def test_a_stop_is_heeded_though_the_agent_is_the_first_process(bundle: Bundle):
+def test_a_stop_is_heeded_though_the_agent_is_the_first_process(bundle):
     code, said = run_until(bundle, "registration.waiting")
 
     assert 0 == code, said
     assert "agent.stopped" in said.partition("registration.waiting")[2]
 
 
-def test_no_variable_of_python_reaches_it(bundle: Bundle):
+def test_no_variable_of_python_reaches_it(bundle):
     said = bundle.run("version", PYTHONHOME="/nowhere", PYTHONPATH="/nowhere")
 
     assert (0, "") == (said.returncode, said.stderr)
 
 
-def test_a_start_compiles_nothing(bundle: Bundle):
+def test_a_start_compiles_nothing(bundle):
     code, said = run_until(bundle, "web.listening", "/opt/hami-agent/bin/python3", "-Iv")
 
     assert 0 == code, said

@@ -210,7 +210,7 @@ class Scheduler:
         """A new process: what it knows of used GPUs is what the pods' annotations say."""
         self._restarted.set()
         cluster = TimedCluster(self._store, self._chance)
-        self._hami = HamiVerbs(cluster, self.clock, self._chance, self.settings, eager=True)
+        self._hami = HamiVerbs(cluster, self.clock, self._chance, self.settings)
         self._nodes = self._store.subscribe("nodes", None)
         self._pods = self._store.subscribe("pods", None)
 

@@ -40,6 +40,7 @@ async def test_another_version_is_refused_with_the_exact_text(node):
         assert 0 == plugin.connections
 
 
+@pytest.mark.parametrize("place", ["real"], indirect=True)
 async def test_names_that_no_plugin_may_register_are_refused_with_the_exact_text(node):
     async with a_plugin(node) as plugin:
         for name in (
@@ -318,6 +319,7 @@ async def test_a_container_that_dies_is_started_again_without_a_call(node, plugi
     assert 1 == len(plugin.asked)
 
 
+@pytest.mark.parametrize("place", ["real"], indirect=True)
 async def test_pre_start_is_called_at_every_start_of_a_container(node, plugin):
     await offer_pre_start(node, plugin)
     await node.runs("p", node.container(count=2))

@@ -108,7 +108,7 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, temporary:
     ) as sandbox:
         assert sandbox.stdout is not None
         told = [sandbox.stdout.readline()]
-        while not told[-1].startswith("  kubectl get node sandbox "):
+        while not told[-1].endswith("/api/v1/nodes/sandbox\n"):
             told.append(sandbox.stdout.readline())
         (killing,) = [place for place, line in enumerate(told) if line.startswith("  kill -9 ")]
         agent = int(told[killing].split()[-1])

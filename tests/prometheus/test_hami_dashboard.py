@@ -1,7 +1,5 @@
 """HAMi's own dashboard has data from the agents, by the scrape that HAMi's monitor had."""
 
-from pathlib import Path
-
 import pytest
 
 from agent.sandbox.lab.cluster import scrape
@@ -19,7 +17,7 @@ def job(name: str, target: str) -> Json:
     return {"job_name": name, "static_configs": [{"targets": [target]}]}
 
 
-async def test_each_expression_about_what_the_monitor_served_has_data(tmp_path: Path):
+async def test_each_expression_about_what_the_monitor_served_has_data(tmp_path):
     agents = served_by_agents()
     ours = [expression for expression, series in asked() if series & agents]
     legacy = [name for name in agents if not name.startswith("hami_")]

@@ -35,7 +35,7 @@ async def found(prometheus: Prometheus) -> set[str]:
     return {rule["alert"] for rule in alerts() if await prometheus.query(rule["expr"])}
 
 
-async def test_every_expression_has_data_and_a_lost_gpu_is_the_only_alert(tmp_path: Path):
+async def test_every_expression_has_data_and_a_lost_gpu_is_the_only_alert(tmp_path):
     async with scraped(tmp_path) as (cluster, prometheus):
         read = {one for rule in alerts() for one in selectors(rule["expr"])}
         assert len(read) > len(alerts())
@@ -62,7 +62,7 @@ async def test_every_expression_has_data_and_a_lost_gpu_is_the_only_alert(tmp_pa
         assert [] == [one for one in shown if not await prometheus.until(one[1])]
 
 
-async def test_of_two_busy_containers_the_one_beyond_its_compute_limit_is_told(tmp_path: Path):
+async def test_of_two_busy_containers_the_one_beyond_its_compute_limit_is_told(tmp_path):
     (rule,) = (one for one in alerts() if one["alert"] == "HamiAgentComputeLimitExceeded")
     async with (
         open_node({"greedy": (512, 80), "modest": (512, 20)}, gpus=1) as (_, target),
@@ -73,7 +73,7 @@ async def test_of_two_busy_containers_the_one_beyond_its_compute_limit_is_told(t
         assert [("greedy", 0.8)] == [(one["metric"]["pod"], float(one["value"][1])) for one in told]
 
 
-async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: Path):
+async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path):
     names = {"namespace": "team-a", "pod": "train-0", "container": "main"}
     wish = {"name": "main", "resources": {"limits": {RESOURCE: "2"}}}
     metadata = {"uid": a_pod_uid(1), "namespace": "team-a", "name": "train-0"}
@@ -95,7 +95,7 @@ async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: 
             assert set() == await found(prometheus)
 
 
-async def test_promtool_has_no_complaint_about_the_page(tmp_path: Path):
+async def test_promtool_has_no_complaint_about_the_page(tmp_path):
     async with scraped(tmp_path) as (cluster, prometheus):
         text = (await fetch(cluster.web_address or "", "/metrics")).text
         done = promtool("check", "metrics", text=text)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 from tests.prometheus.lab.expressions import RULES, alerts
 from tests.prometheus.lab.server import promtool
@@ -18,7 +17,7 @@ def test_promtool_takes_the_rules():
     assert f"SUCCESS: {len(alerts())} rules found" in done.stdout
 
 
-def test_promtool_takes_the_documented_configuration(tmp_path: Path):
+def test_promtool_takes_the_documented_configuration(tmp_path):
     (block,) = re.findall(r"^```yml\n(.*?)^```", tree.text("GUIDE.md"), re.MULTILINE | re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block)
     shutil.copy(RULES, tmp_path)
@@ -30,7 +29,7 @@ def test_promtool_takes_the_documented_configuration(tmp_path: Path):
     assert "honor_labels: true" in block
 
 
-def test_every_alert_fires_in_its_situation_and_in_no_other(tmp_path: Path):
+def test_every_alert_fires_in_its_situation_and_in_no_other(tmp_path):
     file = tmp_path / "situations.yaml"
     tests = [promtools_test(name) for name in SITUATIONS]
     file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": tests}))

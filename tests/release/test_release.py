@@ -15,7 +15,6 @@ import yaml
 
 from agent import __version__
 from tests.image.lab.archive import opened
-from tests.image.lab.bundle import Bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = f"hami-agent-{__version__}"
@@ -46,14 +45,14 @@ def text(archive: Path, name: str) -> str:
         return member.read().decode()
 
 
-def test_it_has_these_files_and_a_sum_of_each(release: Path):
+def test_it_has_these_files_and_a_sum_of_each(release):
     assert {*FILES, "SHA256SUMS"} == {path.name for path in release.iterdir()}
     assert sums(release) == {
         name: hashlib.sha256((release / name).read_bytes()).hexdigest() for name in FILES
     }
 
 
-def test_built_again_it_is_the_same(release: Path, tmp_path: Path):
+def test_built_again_it_is_the_same(release, tmp_path):
     again = tmp_path / "release"
     subprocess.run(  # noqa: S603 -- our own program
         [ROOT / "deploy/release", again, ROOT / "build/image/small"],
@@ -65,7 +64,7 @@ def test_built_again_it_is_the_same(release: Path, tmp_path: Path):
     assert sums(release) == sums(again)
 
 
-def test_every_part_has_its_version(release: Path):
+def test_every_part_has_its_version(release):
     with zipfile.ZipFile(release / f"{PYTHON}-py3-none-any.whl") as wheel:
         of_wheel = wheel.read(f"{PYTHON}.dist-info/METADATA").decode()
     described = [of_wheel, text(release / f"{PYTHON}.tar.gz", f"{PYTHON}/PKG-INFO")]
@@ -94,12 +93,12 @@ def test_the_changelog_says_what_this_version_is():
         *("deploy/chart/hami-agent/values.yaml", "deploy/manifests/daemonset.yaml"),
     ],
 )
-def test_the_source_archive_has_what_is_installed_from(release: Path, name: str):
+def test_the_source_archive_has_what_is_installed_from(release, name):
     assert (ROOT / name).read_text() == text(release / f"{PYTHON}.tar.gz", f"{PYTHON}/{name}")
 
 
 @pytest.mark.parametrize("archive", [f"{PYTHON}.tar.gz", f"{NAME}.tgz", f"{NAME}-manifests.tar.gz"])
-def test_nothing_compiled_and_nothing_of_this_machine_is_in_an_archive(release: Path, archive: str):
+def test_nothing_compiled_and_nothing_of_this_machine_is_in_an_archive(release, archive):
     with tarfile.open(release / archive) as files:
         members = files.getmembers()
 
@@ -108,14 +107,14 @@ def test_nothing_compiled_and_nothing_of_this_machine_is_in_an_archive(release: 
     assert 1 == len({one.mtime for one in members})
 
 
-def test_the_locked_dependencies_have_hashes(release: Path):
+def test_the_locked_dependencies_have_hashes(release):
     locked = (release / f"{NAME}.lock.txt").read_text().replace("\\\n", "").splitlines()
 
     assert len(locked) > 20
     assert [] == [line for line in locked if "==" not in line or "--hash=sha256:" not in line]
 
 
-def test_the_manifests_are_those_of_the_repository(release: Path):
+def test_the_manifests_are_those_of_the_repository(release):
     archive = release / f"{NAME}-manifests.tar.gz"
     expected = {f"manifests/{path.name}" for path in (ROOT / "deploy/manifests").iterdir()}
 
@@ -134,14 +133,14 @@ def rendered(chart: Path, *more: str) -> str:
     return said(helm, "template", "hami-agent", str(chart), *VALUES, *more)
 
 
-def test_the_packed_chart_renders_what_the_folder_renders(release: Path):
+def test_the_packed_chart_renders_what_the_folder_renders(release):
     packed = rendered(release / f"{NAME}.tgz")
 
     assert "kind: DaemonSet" in packed
     assert rendered(ROOT / "deploy/chart/hami-agent") == packed
 
 
-def test_the_packed_chart_takes_the_values_of_the_version_before(release: Path):
+def test_the_packed_chart_takes_the_values_of_the_version_before(release):
     former = said(f"{ROOT}/tests/systemd/former").strip()
     if not former:
         pytest.skip("this clone has no version before: git fetch --unshallow")
@@ -150,7 +149,7 @@ def test_the_packed_chart_takes_the_values_of_the_version_before(release: Path):
     assert "kind: DaemonSet" in rendered(release / f"{NAME}.tgz", values)
 
 
-def test_the_image_runs_and_is_the_one_that_was_built_twice(release: Path, bundle: Bundle):
+def test_the_image_runs_and_is_the_one_that_was_built_twice(release, bundle):
     digest = opened(release / f"{NAME}-{MACHINE}.oci.tar").digest
     facts = json.loads((ROOT / "build/image/small/facts.json").read_text())
     version = bundle.run("version", "-o", "json")

@@ -9,14 +9,11 @@ import json
 import aiohttp
 import pytest
 
-from agent.sandbox.apiserver_requests import strategic_merge_patch
-from agent.sandbox.store import KINDS, GoneError, Json, ObjectStore
+from agent.sandbox.store import GoneError, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
-from tests.peers.lab.api import Api
 from tests.peers.lab.control import NODE_USER
 from tests.peers.lab.servers import (
-    FREE_POD,
     NODE_PATH,
     NODES,
     OTHER_NODE,
@@ -25,7 +22,6 @@ from tests.peers.lab.servers import (
     Server,
     marks,
     model_server,
-    plain_pod,
     version,
 )
 
@@ -52,10 +48,10 @@ async def test_every_request_is_recorded_and_counted_for_its_user(server: Server
 
     assert 'nodes "node-b" is forbidden' in denied.body["message"]
     assert [
-        (NODE_USER, "get", "nodes", "", "node-a", 200),
-        (NODE_USER, "get", "nodes", "", OTHER_NODE, 403),
-        ("admin", "patch", "pods", "status", OWN_POD, 200),
-    ] == [(c.user, c.verb, c.resource, c.subresource, c.name, c.code) for c in journal.calls]
+        (NODE_USER, "get", "nodes", "node-a", 200),
+        (NODE_USER, "get", "nodes", OTHER_NODE, 403),
+        ("admin", "patch", "pods", OWN_POD, 200),
+    ] == [(c.user, c.verb, c.resource, c.name, c.code) for c in journal.calls]
     assert 1 == journal.counts["admin", "patch", "pods"]
     found = (journal.reads(NODE_USER), journal.writes(NODE_USER), journal.watches(NODE_USER))
     assert (2, 0, 0) == found
@@ -88,36 +84,6 @@ async def test_a_watch_gets_a_bookmark_each_minute_and_two_seconds_before_its_en
     assert 105 == pytest.approx(loop.time() - began, abs=1.5)
 
 
-# As kubectl uses it: a token in the path, and the kinds that there are.
-
-
-@pytest.mark.looptime(False)
-async def test_kubectl_finds_what_there_is_by_the_token_in_the_path(server: Server) -> None:
-    assert server.model is not None
-    table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
-    user = Api(server.model.url, "", None)
-
-    async def get(path: str) -> Json:
-        return await user.have("GET", f"/as/t-admin{path}", accept=table)
-
-    for name, phase in (("a", "Running"), ("b", "Succeeded"), ("c", "Failed")):
-        await user.have("POST", f"/as/t-admin{PODS}?fieldManager=k", plain_pod(name))
-        status = {"status": {"phase": phase}}
-        await user.have("PATCH", f"/as/t-admin{PODS}/{name}/status", status)
-    unlike = "status.phase!%3DSucceeded,status.phase!%3DFailed,spec.nodeName%3D"
-    found = await get(f"{PODS}?limit=500&fieldSelector={unlike}")
-    versions, groups = await get("/api?timeout=32s"), await get("/apis")
-    resources = (await get("/api/v1"))["resources"]
-    refusals = [await user.refused("GET", path) for path in ("/as/x/api/v1/pods", "/as/")]
-    await user.close()
-
-    assert ["a", FREE_POD] == [pod["metadata"]["name"] for pod in found["items"]]
-    assert (["v1"], []) == (versions["versions"], groups["groups"])
-    assert dict(KINDS) == {one["name"]: one["kind"] for one in resources}
-    assert ["nodes", "namespaces"] == [one["name"] for one in resources if not one["namespaced"]]
-    assert [(401, "Unauthorized")] * 2 == refusals
-
-
 # The object store by itself: what those who hold it in their process rely on.
 
 
@@ -146,17 +112,3 @@ async def test_a_version_that_the_history_has_lost_is_gone_for_all_who_are_not_u
         store.subscribe("pods", since)
     store.create("pods", {"metadata": {"name": "d"}, "spec": {}})
     assert "d" == (await anext(current)).object["metadata"]["name"]
-
-
-def test_a_strategic_patch_passes_over_an_order() -> None:
-    target = {"conditions": [{"type": "A", "status": "True"}, {"type": "B", "status": "True"}]}
-    patch = {
-        "$setElementOrder/conditions": [{"type": "A"}, {"type": "B"}],
-        "conditions": [{"type": "B", "status": "False"}],
-        "args": [3],
-    }
-
-    merged = strategic_merge_patch(target | {"args": [1, 2]}, patch)
-
-    states = [(entry["type"], entry["status"]) for entry in merged["conditions"]]
-    assert ([("A", "True"), ("B", "False")], [3]) == (states, merged["args"])

@@ -1,14 +1,13 @@
 """The explanation agrees with the scheduler's model, and each of its changes does what it says."""
 
-import dataclasses
 import random
 import re
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.kit.units import span
 from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod, PodEventView
@@ -16,7 +15,7 @@ from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import GateVerdict
 from agent.sandbox.scheduler.filter import filter_pod
-from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.model import GpuView, RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.fakes.chance import Seeded
@@ -77,12 +76,12 @@ class RandomCluster:
         for node in self.nodes:
             offer = read_offer(node.annotations)
             assert offer is not None
-            gpus = (
-                msgspec.structs.replace(gpu, healthy=gpu.healthy or gpu.uuid == repaired)
-                for gpu in offer.gpus
-            )
-            offer = dataclasses.replace(offer, gpus=tuple(gpus))
-            registered[node.name] = offer.state(node.name, usage.loads(node.name))
+            gpus = [
+                replace(one, healthy=one.healthy or one.uuid == repaired)
+                for one in (view.capacity for view in offer.gpus)
+            ]
+            node_now = RegisteredNode(tuple(map(GpuView, gpus)))
+            registered[node.name] = node_now.with_loads(usage.loads(node.name))
         names = list(registered)
         return bool(filter_pod(pod, names, registered, SchedulerSettings(), Seeded()).nodes)
 

@@ -180,7 +180,7 @@ closed           | key={KEY} operator=Exists | yes
 def is_offered(spec: Json, **node: Any) -> bool:
     labels = {"zone": "a", "gpus": "8"}
     found = ClusterNode("n1", labels=labels, **node)
-    return not refuse_node({"metadata": {}, "spec": spec, "status": {}}, found)
+    return not refuse_node(spec, found)
 
 
 @pytest.mark.parametrize("row", TOLERATED.strip().splitlines())

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.model import DriverEvent, EventKind, ProbeOutcome
-from agent.sandbox.hardware import RESET_TIME, SimulatedHardware, UnknownGpuError, described
+from agent.sandbox.hardware import RESET_TIME, HardwareError, SimulatedHardware, described
 
 CHANGED = DriverEvent(EventKind.CHANGED)
 
@@ -21,7 +21,7 @@ def outcome(hardware: SimulatedHardware, name: str) -> ProbeOutcome:
 
 @pytest.mark.parametrize("action", ["lose", "restore", "remove"])
 async def test_an_unknown_gpu_is_refused_with_the_known_ones(hardware, action):
-    with pytest.raises(UnknownGpuError, match=r"no GPU `9`; the GPUs are: 0 \(GPU-.*3 \(GPU-"):
+    with pytest.raises(HardwareError, match=r"no GPU `9`; the GPUs are: 0 \(GPU-.*3 \(GPU-"):
         getattr(hardware, action)("9")
 
 

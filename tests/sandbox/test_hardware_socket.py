@@ -11,7 +11,7 @@ from aiohttp import web
 
 from agent.errors import DriverError, DriverMissing, PermissionFault
 from agent.sandbox.driver import SimulatedDriver, open_simulation
-from agent.sandbox.hardware_talk import HardwareRequest, HardwareSilent, ask
+from agent.sandbox.hardware_talk import HardwareRequest, ask
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -128,7 +128,7 @@ async def test_a_peer_that_is_no_hardware_is_told_apart(path, answer):
         await SimulatedDriver(path).scan()
     with pytest.raises(DriverError):
         await first(SimulatedDriver(path).events())
-    with pytest.raises(HardwareSilent):
+    with pytest.raises(DriverError):
         await ask(path, HardwareRequest("list"))
     server.close()
 

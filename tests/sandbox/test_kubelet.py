@@ -20,7 +20,6 @@ from agent.sandbox.kubelet.model import Timings
 from agent.sandbox.kubelet.pods import KubeletEvent, read_pod
 from agent.sandbox.store import Json
 from agent.wire.v1 import ListPodResourcesRequest
-from agent.wire.v1beta1 import DevicePluginOptions
 from tests.fakes.plugin import devices
 from tests.peers.lab.nodes import ModelNode, ProbePlugin, open_model_node
 from tests.peers.lab.pods import a_pod, stray
@@ -68,20 +67,6 @@ def now() -> float:
 )
 def test_errors_read_as_go_prints_them(error, expected):
     assert expected == go_text(error)
-
-
-async def test_a_pre_start_is_given_up_after_thirty_seconds(tmp_path):
-    async with a_node(tmp_path) as (node, plugin):
-        plugin.script.options = DevicePluginOptions(pre_start_required=True)
-        plugin.script.pre_start_gate = asyncio.Event()
-        await node.come_back(plugin)
-        await node.create("p")
-
-        (waiting,) = await seen(node, "container_waiting")
-
-        assert "code = DeadlineExceeded desc = " in waiting.text
-        # The header carries whole seconds: a server that honours it gives up first.
-        assert 28.9 < waiting.elapsed - node.model.history.of("admitted")[0].elapsed < 30.1
 
 
 # The kubelet's checkpoint file: bytes, checksum, and what a new kubelet makes of it.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent import cluster as annotations
+from agent.allocate.room import RequestRules
 from agent.errors import MalformedText
 from agent.hami.annotations import decode_pod_devices
 from agent.model import GpuUuid, Share
@@ -73,7 +74,7 @@ async def bind(store: ObjectStore) -> tuple[str, bool]:
     found = store.select("pods", fields={"metadata.name": "p"})
     uid = found[0]["metadata"]["uid"] if found else "uid-of-p"
     settings = SchedulerSettings().quick()
-    hami = HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), settings, eager=False)
+    hami = HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), settings)
     hami.usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
     for node in store.select("nodes"):
         await hami.see_node("MODIFIED", node)  # which writes nothing, unlike a new one
@@ -164,12 +165,12 @@ def build_nodes(case: Case, usage: Usage) -> dict[str, RegisteredNode]:
         noted |= {annotations.CORDON: given["cordon"]} if "cordon" in given else {}
         offer = read_offer(noted)
         if offer is not None:
-            nodes[given["name"]] = offer.state(given["name"], usage.loads(given["name"]))
+            nodes[given["name"]] = offer.with_loads(usage.loads(given["name"]))
     return nodes
 
 
 def build_quotas(case: Case, usage: Usage) -> Quotas:
-    quotas = Quotas(usage, build_settings(case).memory_factor)
+    quotas = Quotas(usage, build_settings(case).rules.memory_factor)
     for number, given in enumerate(case.get("resource_quotas", [])):
         metadata = {"namespace": given["namespace"], "name": f"q{number}"}
         quotas.see("ADDED", {"metadata": metadata, "spec": {"hard": given["hard"]}})
@@ -178,11 +179,13 @@ def build_quotas(case: Case, usage: Usage) -> Quotas:
 
 def build_settings(case: Case) -> SchedulerSettings:
     config = case.get("config") or {}
-    return SchedulerSettings(
+    rules = RequestRules(
         default_memory_mib=config.get("defaultMemory", 0),
         default_core_percent=config.get("defaultCores", 0),
         memory_factor=config.get("memoryFactor", 1),
+        known=True,
     )
+    return SchedulerSettings(rules=rules)
 
 
 MODELLED = sorted(FILTER_CASES.keys() - NOT_MODELLED)

@@ -1,18 +1,30 @@
 """5,000 nodes come back to one API server without a storm; BENCHMARKS.md says what the limits are.
 
-Up to 500 nodes run the services themselves. For 5,000 the delays alone are drawn.
+Up to 500 nodes run the services that talk to it while nothing runs. For 5,000 the delays alone are
+drawn.
 """
 
 import asyncio
+import random
 from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from typing import NoReturn
 
 import pytest
 
 from agent import report
+from agent.cluster import NodeView, PodTable
+from agent.hami.annotations import ReportSettings
+from agent.kit.cell import Cell
 from agent.kit.tasks import Backoff
-from agent.kube.objects import DELAYS, JITTER, SPREAD
+from agent.kube.client import LONGEST, SHORTEST
+from agent.kube.objects import DELAYS, JITTER, SPREAD, NodeWatch, PodWatch
+from agent.model import Inventory
+from tests.builders import RESOURCE, an_inventory
+from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
-from tests.fakes.fleet import open_fleet
+from tests.fakes.clock import LoopClock
+from tests.services.at_work import at_work
 
 AWAY = 600.0
 RETURN = 0.2
@@ -21,45 +33,79 @@ JOLT = 1.1
 """The same after a moment in which all watches are lost: 5,500 of 5,000 nodes."""
 
 
-async def disturbed(fleet, *, seconds=0.0, forgets=False, news=False):
-    """A server that is away for so long; 0: all watches end, as at a stop that hands over."""
-    if news:
-        fleet.change_gpus()
-    if seconds:
-        await fleet.outage(seconds, forgets=forgets)
-    else:
-        fleet.end_watches()
+class CountingApi(FakeApi):
+    """One node's part of the API server. `seconds` counts the requests of all by second."""
+
+    seconds: Counter[int]
+
+    async def _enter(self, call: str) -> None:
+        self.seconds[int(asyncio.get_running_loop().time())] += 1
+        await super()._enter(call)
+
+
+def services(
+    api: CountingApi, inventory: Cell[Inventory], chance: random.Random
+) -> Iterator[Callable[[], Coroutine[object, object, None]]]:
+    """Of one node, and the server, which ends each watch when its time is over."""
+
+    async def end_in_turn() -> NoReturn:
+        while True:
+            await asyncio.sleep(chance.uniform(SHORTEST, LONGEST))
+            api.end_watches()
+
+    api.create_node()
+    view: Cell[NodeView | None] = Cell(None)
+    node = NodeWatch(api, view, chance)
+    cells = report.ReportCells(inventory, view, node.returns, Cell(ReportSettings()))
+    yield end_in_turn
+    yield node.run
+    yield PodWatch(api, Cell(PodTable()), LoopClock(), chance, Cell(RESOURCE)).run
+    yield report.Reporter(api, cells, node.on_answer, lambda _: None, LoopClock(), chance).run
 
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize(
-    ("happens", "nodes", "most", "requests"),
+    ("seconds", "forgets", "news", "nodes", "most", "requests"),
     [
-        ({}, 100, JOLT, 2),
-        ({"seconds": 0.01}, 100, JOLT, 2),
-        ({"seconds": 0.01, "forgets": True}, 100, JOLT, 4),
-        ({"seconds": 5.0, "news": True}, 100, JOLT, 3),
-        pytest.param({"seconds": AWAY}, 500, RETURN, 3, marks=SLOW),
-        pytest.param({"seconds": AWAY, "forgets": True, "news": True}, 500, RETURN, 4, marks=SLOW),
+        pytest.param(None, False, False, 100, JOLT, 2, id="a stop"),
+        pytest.param(0.01, False, False, 100, JOLT, 2, id="a cut"),
+        pytest.param(0.01, True, False, 100, JOLT, 4, id="a restart"),
+        pytest.param(5.0, False, True, 100, JOLT, 3, id="a restart with news"),
+        pytest.param(AWAY, False, False, 500, RETURN, 3, id="an outage", marks=SLOW),
+        pytest.param(AWAY, True, True, 500, RETURN, 4, id="one with news", marks=SLOW),
     ],
-    ids=["a stop", "a cut", "a restart", "a restart with news", "an outage", "one with news"],
 )
 async def test_what_ends_all_watches_brings_the_nodes_back_one_after_the_other(
-    happens, nodes, most, requests
+    seconds, forgets, news, nodes, most, requests
 ):
-    """`most`: requests of a node in the busiest second; `requests`: in the minute after it."""
-    seconds: Counter[int] = Counter()
-    async with open_fleet(nodes, seconds) as fleet:
+    """`most`: requests of a node in the busiest second; `requests`: in the minute after it.
+
+    A server that is away for so long, and maybe forgets; None: it stops and hands over.
+    """
+    apis = [CountingApi() for _ in range(nodes)]
+    inventories = [Cell(an_inventory()) for _ in apis]
+    counted = CountingApi.seconds = Counter()
+    pairs = zip(apis, inventories, strict=True)
+    runs = (run for n, pair in enumerate(pairs) for run in services(*pair, Seeded(n)))
+    async with at_work(*runs):
         await asyncio.sleep(1800)
-        await disturbed(fleet, **happens)
-        seconds.clear()
+        for inventory in inventories if news else ():
+            inventory.set(an_inventory(count=1))
+        for api in apis:
+            api.end_watches() if seconds is None else api.begin_outage()
+        await asyncio.sleep(seconds or 0)
+        for api in apis:
+            if forgets:
+                api.forget_history()
+            api.end_outage()
+        counted.clear()
         await asyncio.sleep(60)
 
-    assert max(seconds.values()) <= most * nodes
+    assert max(counted.values()) <= most * nodes
     # Each minute some watches end by themselves.
-    assert requests == pytest.approx(seconds.total() / nodes, abs=0.5)
+    assert requests == pytest.approx(counted.total() / nodes, abs=0.5)
 
 
 def test_5000_nodes_with_a_report_that_failed_come_back_below_1000_requests_a_second():

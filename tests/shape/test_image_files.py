@@ -19,29 +19,19 @@ def test_the_wheel_in_the_image_is_built_by_the_locked_backend():
     assert project["build-system"]["requires"] == project["dependency-groups"]["wheel"]
 
 
-def test_nothing_is_run_where_the_agent_will_run_so_its_base_needs_no_shell():
-    assert "RUN" not in {word for word, _ in instructions(RUNTIME)}
+def test_nothing_comes_from_outside_and_what_changes_often_comes_last_and_does_not_run_as_root():
+    """Nor is anything run in the last stage: its base needs no shell."""
+    words = [word for word, _ in instructions(RUNTIME)]
+    told = {word: [text for one, text in instructions(RUNTIME) if one == word] for word in words}
 
-
-def test_nothing_comes_from_outside_the_folder():
     assert "ADD" not in {word for word, _ in instructions(DOCKERFILE)}
     assert "PIP_NO_INDEX=1" in BUILD
     assert {"--require-hashes -r backend.txt", "--require-hashes -r requirements.txt"} == set(
         re.findall(r"--require-hashes -r \S+", BUILD)
     )
-
-
-def test_it_does_not_run_as_root():
-    users = [text for word, text in instructions(RUNTIME) if word == "USER"]
-
-    assert ["65532:65532"] == users
-
-
-def test_what_changes_often_comes_last():
-    words = [word for word, _ in instructions(RUNTIME)]
-    copied = [text.split()[1] for word, text in instructions(RUNTIME) if word == "COPY"]
-
-    assert ["/needed", "/staged"] == copied
+    assert "RUN" not in words
+    assert ["65532:65532"] == told["USER"]
+    assert ["/needed", "/staged"] == [text.split()[1] for text in told["COPY"]]
     assert ["ARG", "ARG", "LABEL"] == words[-3:]
 
 

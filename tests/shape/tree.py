@@ -1,11 +1,9 @@
 """What the shape tests look at: the files of this repository, as git knows them."""
 
-import ast
 import functools
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,38 +44,7 @@ def text(path: Path | str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def parsed(path: Path) -> ast.Module:
-    """The module's syntax tree."""
-    return ast.parse(text(path), filename=str(path))
-
-
 @functools.cache
 def claims_of(path: str) -> frozenset[str]:
     """The names of its tests."""
     return frozenset(re.findall(r"^(?:async )?def (test_\w+)", text(path), re.MULTILINE))
-
-
-@functools.cache
-def defined(path: Path) -> tuple[tuple[str, int], ...]:
-    """Each name that the module gives to something of its own, with its line.
-
-    Names that are only read belong to others (the kubelet's messages, NVIDIA's library).
-    """
-    return tuple(_defined(parsed(path)))
-
-
-def _defined(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name, node.lineno
-            case ast.ClassDef(name=name) | ast.alias(asname=str(name)):
-                yield name, node.lineno
-            case ast.arg(arg=name):
-                yield name, node.lineno
-            case ast.Name(id=name, ctx=ast.Store()):
-                yield name, node.lineno
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                yield name, node.lineno
-            case _:
-                pass

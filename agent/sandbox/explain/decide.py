@@ -8,27 +8,26 @@ import bisect
 import copy
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
 from agent.kit.units import by_number, counted, span
-from agent.kube.objects import EPOCH, decode_moment
+from agent.kube.objects import decode_moment
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject
 from agent.sandbox.explain import gates as at_gate
 from agent.sandbox.explain import placement as at_node
 from agent.sandbox.explain import story
 from agent.sandbox.explain.placement import PodPlacement, World, codes_of, held_by, opened
-from agent.sandbox.explain.story import Attempt, Explanation, Gate, GateVerdict, PlacingChange
+from agent.sandbox.explain.story import Explanation, Gate, GateVerdict, PlacingChange
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, RegisteredNode
 from agent.sandbox.scheduler.registry import Reservation
-from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 
 CHANGES_TOLD: Final = 3
 NODES_PER_KIND: Final = 16
@@ -40,29 +39,25 @@ _STEERING: Final = (
 )
 
 
-class _Trial(msgspec.Struct, frozen=True):
-    """A change to try; `size` orders the changes.
+class _Trial(NamedTuple):
+    """A change to try; `size` orders the changes. `place`: the Node where the pod fits then, or "".
 
-    Either another pod or other quotas, on all chosen Nodes, or the Node `at` in another state.
+    `paste`: the command or the line of YAML that makes it.
     """
 
     size: tuple[int, int]
     said: str
-    paste: str = ""
-    pod: JsonObject | None = None
-    quotas: Sequence[JsonObject] | None = None
-    at: str = ""
-    node: ClusterNode | None = None
-    state: RegisteredNode | None = None
+    paste: str
+    place: Callable[[], str]
 
 
 class _Tries:
-    """The single changes of a pod that does not fit, tried on a few Nodes. `pod`: as it is."""
+    """The single changes with which a pod that fits nowhere may fit, tried on a few Nodes."""
 
-    def __init__(self, world: World, pod: JsonObject, fits: Mapping[str, NodeFit]) -> None:
+    def __init__(self, world: World, fits: Mapping[str, NodeFit]) -> None:
         self._world = world
-        self._pod = pod
-        self._fit = world.trial(pod)
+        self._pod = world.pod
+        self._fit = world.trial(world.pod)
         # A few Nodes of each kind of refusal, those with most free memory first.
         kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
         for name, fit in fits.items():
@@ -75,65 +70,62 @@ class _Tries:
         """At most three changes with which the pod fits on some Node, the smallest first."""
         trials = [*self._of_nodes(), *self._of_quotas(), *self._of_pod(), *self._of_holders()]
         found: list[PlacingChange] = []
-        for one in sorted(trials, key=lambda trial: trial.size):
-            fit = self._fit if one.at else self._world.trial(one.pod or self._pod, one.quotas)
-            names = [one.at] if one.at else self._names
-            fitting = (name for name in names if fit(name, one.node, one.state).groups is not None)
-            if node := next(fitting, ""):
-                found.append(PlacingChange(one.said, node, one.paste))
-            if len(found) == CHANGES_TOLD:
-                break
+        for trial in sorted(trials, key=lambda trial: trial.size):
+            if len(found) < CHANGES_TOLD and (node := trial.place()):
+                found.append(PlacingChange(trial.said, node, trial.paste))
         return tuple(found)
 
+    def _on(
+        self, name: str, node: ClusterNode | None = None, state: RegisteredNode | None = None
+    ) -> Callable[[], str]:
+        """Tries the pod as it is on one Node in another state."""
+        return lambda: name if self._fit(name, node, state).groups is not None else ""
+
+    def _with(
+        self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None
+    ) -> Callable[[], str]:
+        """Tries another pod, or other quotas, on the Nodes as they are."""
+
+        def place() -> str:
+            fit = self._world.trial(pod, quotas)
+            return next((name for name in self._names if fit(name).groups is not None), "")
+
+        return place
+
     def _of_nodes(self) -> Iterator[_Trial]:
-        world = self._world
         for name in self._names:
-            node, state, shown = world.nodes[name], world.registered(name), cap(name, 128)
+            node, state = self._world.nodes[name], self._world.registered(name)
+            shown = cap(name, 128)
             if node.is_closed:
                 said, paste = f"uncordon the Node {shown}", f"kubectl uncordon {shown}"
-                yield _Trial((1, 1), said, paste, at=name, node=opened(node))
-            if state is None:
-                continue
-            for uuid in sorted(state.cordoned):
-                gpu, fresh = cap(uuid, 64), replace(state, cordoned=state.cordoned - {uuid})
-                paste = f"hami-agent uncordon {gpu} --node {shown}"
-                said = f"uncordon the GPU {gpu} of {shown}"
-                yield _Trial((1, 0), said, paste, at=name, state=fresh)
-            for view in state.gpus:
-                if not view.capacity.healthy:
-                    has = msgspec.structs.replace(view.capacity, healthy=True)
-                    well = replace(view, capacity=has)
+                yield _Trial((1, 1), said, paste, self._on(name, opened(node)))
+            for uuid in sorted(state.cordoned) if state else ():
+                said = f"uncordon the GPU {cap(uuid, 64)} of {shown}"
+                paste = f"hami-agent uncordon {cap(uuid, 64)} --node {shown}"
+                fresh = replace(state, cordoned=state.cordoned - {uuid}) if state else None
+                yield _Trial((1, 0), said, paste, self._on(name, None, fresh))
+            for view in state.gpus if state else ():
+                has = view.capacity
+                if state and not has.healthy:
+                    well = replace(view, capacity=msgspec.structs.replace(has, healthy=True))
                     gpus = tuple(well if one is view else one for one in state.gpus)
-                    told = self._repair(name, has.uuid, has.index)
-                    yield _Trial((1, 2), *told, at=name, state=replace(state, gpus=gpus))
-
-    def _repair(self, node: str, uuid: str, index: int) -> tuple[str, str]:
-        """How an unhealthy GPU comes back: taken back, if an operator released it, or repaired."""
-        gpu, shown = f"GPU {index} ({cap(uuid, 64)}) of {cap(node, 128)}", cap(node, 128)
-        told = story.agent_events(self._world.snapshot.node_events, node)
-        about = (one for one in told if uuid in one.message and one.last)
-        last = max(about, key=lambda one: one.last or EPOCH, default=None)
-        if last is not None and last.reason == "GpuReleased":
-            paste = f"hami-agent recheck {index}   # on {shown}"
-            return f"take back {gpu}, which is released", paste
-        paste = f"hami-agent status --node {shown}   # says what the GPU needs"
-        return f"repair {gpu}, which is unhealthy", paste
+                    said = f"repair GPU {has.index} ({cap(has.uuid, 64)}) of {shown}, which is "
+                    paste = f"hami-agent status --node {shown}   # says what the GPU needs"
+                    place = self._on(name, None, replace(state, gpus=gpus))
+                    yield _Trial((1, 2), f"{said}unhealthy", paste, place)
 
     def _of_quotas(self) -> Iterator[_Trial]:
         """Quotas that are raised to what the pod and the others hold together."""
-        world, quotas = self._world, self._world.snapshot.quotas
+        world, raised = self._world, copy.deepcopy(list(self._world.snapshot.quotas))
         free = world.trial(self._pod, ())
-        names = self._names if quotas else ()
-        groups = next((g for g in (free(name).groups for name in names) if g), None)
-        if groups is None:
+        groups = next((g for g in (free(name).groups for name in self._names) if g), None)
+        if not raised or groups is None:
             return
-        asked = Reservation("", groups, model.init_count(dict(self._pod))).loads().values()
+        asked = Reservation("", groups, model.init_count(self._pod)).loads().values()
         need = sum(asked, world.held.held(world.namespace))
-        memory = -(-need.memory_mib // max(world.settings.memory_factor, 1))
-        needs = zip(at_gate.READ_BY_HAMI, (memory, need.core_percent), strict=True)
-        raised = [{**one, "spec": {"hard": {**one["spec"]["hard"]}}} for one in quotas]
+        memory = -(-need.memory_mib // max(world.settings.rules.memory_factor, 1))
         said, paste = [], []
-        for key, amount in needs:
+        for key, amount in zip(at_gate.READ_BY_HAMI, (memory, need.core_percent), strict=True):
             for quota in raised:
                 has = model.parse_quantity(quota["spec"]["hard"].get(key))
                 if has is not None and has < amount:
@@ -143,27 +135,32 @@ class _Tries:
                     paste.append(f'{key}: "{amount}"')
         if said:
             text = f"raise {' and '.join(said)}"
-            yield _Trial((4, 0), text, ", ".join(paste), quotas=raised)
+            yield _Trial((4, 0), text, ", ".join(paste), self._with(self._pod, raised))
 
     def _of_pod(self) -> Iterator[_Trial]:
-        spec, metadata = dict(self._pod["spec"]), self._pod["metadata"]
-        noted = metadata.get("annotations") or {}
+        spec, metadata, noted = self._world.spec, self._world.metadata, self._world.noted
         for key in filter(noted.__contains__, _STEERING):
             paste = f"remove the line: {key}: {cap(noted[key], 128)}"
             others = {name: text for name, text in noted.items() if name != key}
             without = {**self._pod, "metadata": {**metadata, "annotations": others}}
-            yield _Trial((2, 0), f"drop the annotation {key}", paste, without)
+            yield _Trial((2, 0), f"drop the annotation {key}", paste, self._with(without))
         affinity = spec.get("affinity") or {}
         parts = (spec.get("nodeSelector"), affinity.get("nodeAffinity"))
         names = ("nodeSelector", "nodeAffinity")
         if selecting := [name for name, value in zip(names, parts, strict=True) if value]:
             exclude = "excludes" if len(selecting) == 1 else "exclude"
             said = f"drop {' and '.join(selecting)}, which {exclude} other Nodes"
-            anywhere = {key: value for key, value in spec.items() if key != "nodeSelector"}
-            anywhere["affinity"] = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
-            yield _Trial((3, 1), said, pod={**self._pod, "spec": anywhere})
+            others = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
+            anywhere = {**spec, "nodeSelector": None, "affinity": others}
+            yield _Trial((3, 1), said, "", self._with({**self._pod, "spec": anywhere}))
         for kind in (MEMORY, CORES, COUNT):
-            best, most = self._greatest_cap(kind)
+            most = max(self._asked(kind))
+
+            def fails(limit: int, kind: str = kind) -> bool:
+                return not self._with(self._capped(kind, limit))()
+
+            # A smaller request fits wherever a greater one does.
+            best = bisect.bisect(range(1, most), False, key=fails)
             if best:
                 said = {
                     MEMORY: f"{story.mib(best)} ({MEMORY}) instead of {story.mib(most)}",
@@ -171,10 +168,10 @@ class _Tries:
                     COUNT: f"{counted(best, 'GPU')} in one container ({COUNT}) instead of {most}",
                 }[kind]
                 paste = f"{kind}: {best}"
-                if kind == MEMORY and any(map(_is_whole, model.all_containers(dict(self._pod)))):
+                if kind == MEMORY and any(map(_is_whole, model.all_containers(self._pod))):
                     paste += f"   # and no {CORES}: 100, the default of a whole GPU"
-                size = (3, 1000 - 1000 * best // max(most, 1))
-                yield _Trial(size, f"ask for at most {said}", paste, self._capped(kind, best))
+                size, place = (3, 1000 - 1000 * best // most), self._with(self._capped(kind, best))
+                yield _Trial(size, f"ask for at most {said}", paste, place)
 
     def _of_holders(self) -> Iterator[_Trial]:
         """A few of the pods with GPUs, those that are being deleted first, then the smallest."""
@@ -182,43 +179,27 @@ class _Tries:
         holders.sort(key=lambda each: (each[0].memory_mib, each[0].core_percent, each[1].name))
         for is_deleted in (True, False):
             some = [each for each in holders if each[1].is_deleted is is_deleted]
-            # From the smallest to the greatest, so that one is enough if any is.
-            step = max(1, -(-(len(some) - 1) // (HOLDERS_TRIED - 1)))
-            for rank, (load, holder) in enumerate([*some[:-1:step], *some[-1:]]):
+            # The greatest, too: if any is enough, it may be that one alone.
+            for rank, (load, holder) in enumerate([*some[:-1][:HOLDERS_TRIED], *some[-1:]]):
                 ends = ", which is being deleted" if is_deleted else " to end, or end it"
                 cores = f" and {story.core_words(load.core_percent)}" if load.core_percent else ""
                 held = f"it holds {story.mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
                 said = f"wait for {cap(f'{holder.namespace}/{holder.name}', 192)}{ends} ({held})"
                 state = self._world.registered(holder.chosen, without=holder.uid)
-                size = (0 if is_deleted else 6, rank)
-                yield _Trial(size, said, at=holder.chosen, state=state)
+                place = self._on(holder.chosen, None, state)
+                yield _Trial((0 if is_deleted else 6, rank), said, "", place)
 
-    def _greatest_cap(self, kind: str) -> tuple[int, int]:
-        """The greatest limit with which the pod fits somewhere, and what it asks for now.
-
-        The first is 0 if there is none. Percentages of memory are of the greatest GPU.
-        """
-        asked = [0]
-        for request in model.pod_requests(dict(self._pod), self._world.settings):
+    def _asked(self, kind: str) -> Iterator[int]:
+        """What the containers ask for of one resource; percentages are of the greatest GPU."""
+        yield 0
+        for *_, request in self._world.containers():
             if request:
-                amounts = {CORES: request.cores, COUNT: request.count}
-                amounts[MEMORY] = request.memory_on(self._world.greatest_mib)
-                asked.append(amounts[kind])
-        best, most = 0, max(asked)
-
-        def fits(limit: int, name: str) -> bool:
-            return self._world.trial(self._capped(kind, limit))(name).groups is not None
-
-        for name in self._names:
-            if best + 1 < most and fits(best + 1, name):
-                # A smaller request fits wherever a greater one does.
-                greater = range(best + 1, most)
-                best += bisect.bisect(greater, False, key=lambda limit: not fits(limit, name))
-        return best, most
+                memory = request.memory_on(self._world.greatest_mib)
+                yield {CORES: request.cores, COUNT: request.count, MEMORY: memory}[kind]
 
     def _capped(self, kind: str, most: int) -> JsonObject:
         """The pod whose containers ask for at most `most` of one resource."""
-        edited = copy.deepcopy(dict(self._pod))
+        edited = copy.deepcopy(self._pod)
         for container in model.all_containers(edited):
             request = model.container_request(container, self._world.settings)
             if request is None:
@@ -246,72 +227,67 @@ def explain_pod(
     snapshot: ClusterSnapshot, now: dt.datetime, settings: model.SchedulerSettings | None = None
 ) -> Explanation:
     """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
-    world, pod = World(snapshot, settings or model.SchedulerSettings()), snapshot.pod
-    attempt, has_node = story.last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
-    placement: PodPlacement | None = None
-    changes: tuple[PlacingChange, ...] | None = None
-    after = [at_gate.start_gate(world, pod, now), at_gate.running_gate(world, pod, now)]
-    if not at_gate.asks_for_gpus(pod):
+    world = World(snapshot, now, settings or model.SchedulerSettings())
+    after = [at_gate.start_gate(world), at_gate.running_gate(world)]
+    if not at_gate.asks_for_gpus(world):
         gates = [Gate(at_gate.ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
-        if has_node:
-            said = f"it is on {cap(pod['spec']['nodeName'], 128)}"
+        if world.node:
+            said = f"it is on {cap(world.node, 128)}"
             gates.append(Gate(at_node.PLACEMENT, GateVerdict.PASSED, said))
-        elif deleting := at_gate.deletion(pod, now):
+        elif deleting := at_gate.deletion(world):
             gates = [Gate(at_gate.ADMISSION, GateVerdict.BLOCKED, *deleting)]
         else:
-            gates.append(at_node.foreign_gate(world, attempt, now))
-        return _story(world, [*gates, *after], None, None, now)
-    admission, is_foreign = at_gate.admission_gate(world, pod, now), _is_foreign(world, pod)
+            gates.append(at_node.foreign_gate(world))
+        return _story(world, [*gates, *after], None, None)
+    placement: PodPlacement | None = None
+    changes: tuple[PlacingChange, ...] | None = None
+    admission, is_foreign = at_gate.admission_gate(world), _is_foreign(world)
     is_over = admission.verdict is GateVerdict.BLOCKED and admission.reason != "E-DELETED"
-    if is_over and (is_foreign or has_node):  # what was wrong at first blocks it no more
+    if is_over and (is_foreign or world.node):  # what was wrong at first blocks it no more
         admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
     quota = at_gate.quota_gate(world, is_refused=False)
     searched = Gate(at_node.PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
-    if has_node:
-        searched = at_node.chosen_gate(pod)
+    if world.node:
+        searched = at_node.chosen_gate(world)
     elif admission.verdict is GateVerdict.BLOCKED:
         if admission.reason in {"E-WEBHOOK", "E-SCHEDULER"} and world.is_complete:
-            changes = _created_again(world, pod)
+            changes = _created_again(world)
     elif is_foreign:
-        searched = at_node.foreign_gate(world, attempt, now)
+        searched = at_node.foreign_gate(world)
     else:
-        placement = at_node.place(world, pod, now) if world.is_complete else None
-        searched = at_node.placement_gate(world, placement, attempt, now)
+        placement = at_node.place(world) if world.is_complete else None
+        searched = at_node.placement_gate(world, placement)
         if placement is not None and not placement.fitting:
             is_refused = placement.reason == "ResourceQuotaNotFit"
             quota = at_gate.quota_gate(world, is_refused=is_refused)
             # No change of the pod or of a Node helps where the scheduler itself does not work.
             if placement.is_judged and searched.reason not in {"E-ERROR", "E-UNTRIED"}:
-                changes = _Tries(world, pod, placement.fits).smallest()
-    chosen = _chosen_node(pod, placement, attempt)
-    binding = at_gate.binding_gate(world, pod, chosen, attempt, now)
-    allocation = at_gate.allocation_gate(world, pod, now)
-    gates = [admission, quota, searched, binding, allocation, *after]
-    return _story(world, gates, placement, changes, now)
+                changes = _Tries(world, placement.fits).smallest()
+    binding = at_gate.binding_gate(world, _chosen_node(world, placement))
+    gates = [admission, quota, searched, binding, at_gate.allocation_gate(world), *after]
+    return _story(world, gates, placement, changes)
 
 
-def _is_foreign(world: World, pod: JsonObject) -> bool:
+def _is_foreign(world: World) -> bool:
     """Whether kube-scheduler alone places the pod, in a cluster where HAMi's has no Node."""
-    is_ours = pod["spec"].get("schedulerName") == world.settings.scheduler_name
+    is_ours = world.spec.get("schedulerName") == world.settings.scheduler_name
     has_hami = any(annotations.REGISTER in node.annotations for node in world.snapshot.nodes)
     return not is_ours and not has_hami and world.snapshot.has("nodes")
 
 
-def _chosen_node(pod: JsonObject, placement: PodPlacement | None, attempt: Attempt | None) -> str:
+def _chosen_node(world: World, placement: PodPlacement | None) -> str:
     """The Node that the scheduler chose, or may choose now; empty if there is none."""
-    noted: str = (pod["metadata"].get("annotations") or {}).get(annotations.VGPU_NODE, "")
-    fitting = placement.fitting if placement else []
-    told = (name for name in fitting if attempt and f"node({name})" in attempt.text)
-    return noted or next(told, next(iter(fitting), ""))
+    fitting, text = placement.fitting if placement else [], world.attempt and world.attempt.text
+    told = (name for name in fitting if text and f"node({name})" in text)
+    return world.noted.get(annotations.VGPU_NODE) or next(told, next(iter(fitting), ""))
 
 
-def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
+def _created_again(world: World) -> tuple[PlacingChange, ...]:
     """The pod as HAMi's webhook would have changed it, if it fits on a Node then."""
-    try:
-        spec = {**pod["spec"], "schedulerName": ""}
-        fit = world.trial(review_pod({**pod, "spec": spec}, world.settings))
-    except DeniedError:  # HAMi would refuse it
+    admitted = at_gate.reviewed_again(world)
+    if isinstance(admitted, str):  # HAMi would refuse it
         return ()
+    fit = world.trial(admitted)
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
     return tuple(PlacingChange(said, name) for name in fitting)[:1]
@@ -322,35 +298,33 @@ def _story(
     gates: list[Gate],
     placement: PodPlacement | None,
     changes: tuple[PlacingChange, ...] | None,
-    now: dt.datetime,
 ) -> Explanation:
-    snapshot, pod = world.snapshot, world.snapshot.pod
     at = next((i for i, one in enumerate(gates) if one.verdict is GateVerdict.BLOCKED), len(gates))
     if any(gate.verdict is GateVerdict.NOTED and gate.advice for gate in gates[:at]):
         # What was wrong from the start comes first: the same pod would fail again.
         gates[at : at + 1] = [msgspec.structs.replace(one, advice="") for one in gates[at : at + 1]]
-    metadata, phase = pod["metadata"], str(pod["status"].get("phase") or "Pending")
-    namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
-    born = decode_moment(metadata.get("creationTimestamp"))
-    age = f", created {span((now - born).total_seconds())} ago" if born else ""
-    deleted = " and being deleted" if metadata.get("deletionTimestamp") else ""
-    headline = f"Pod {cap(namespace, 64)}/{cap(name, 256)} is {cap(phase, 32)}{deleted}{age}."
+    name, born = world.metadata.get("name", ""), world.metadata.get("creationTimestamp")
+    moment = decode_moment(born)
+    age = f", created {span((world.now - moment).total_seconds())} ago" if moment else ""
+    deleted = " and being deleted" if world.metadata.get("deletionTimestamp") else ""
+    headline = f"Pod {cap(world.namespace, 64)}/{cap(name, 256)} is {cap(world.phase, 32)}"
     asked = [
-        f"{cap(str(container.get('name', '')), 64)}: {story.request_words(request)}"
-        for container in model.all_containers(dict(pod))
-        if (request := model.container_request(container, world.settings))
+        f"{container}: {story.request_words(request)}"
+        for container, _, request in world.containers()
+        if request
     ]
     later = [Gate(one.name, GateVerdict.NOT_REACHED, "not reached") for one in gates[at + 1 :]]
     return Explanation(
-        namespace=namespace,
-        pod=name,
-        phase=phase,
-        headline=headline + (f" It asks for {'; '.join(asked)}." if asked else ""),
+        namespace=world.namespace,
+        pod=str(name),
+        phase=world.phase,
+        headline=f"{headline}{deleted}{age}."
+        + (f" It asks for {'; '.join(asked)}." if asked else ""),
         blocked=at < len(gates),
         gates=(*gates[: at + 1], *later),
         nodes=placement.nodes if placement else (),
         nodes_by_reason=placement.reasons if placement else {},
         changes=changes or (),
         tried=changes is not None,
-        missing=tuple(f"{part}: {cap(why, 512)}" for part, why in snapshot.unread.items()),
+        missing=tuple(f"{part}: {cap(why, 512)}" for part, why in world.snapshot.unread.items()),
     )

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import datetime as dt
 import functools
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from agent import cluster as annotations
 from agent.allocate.room import ContainerRequest
 from agent.cluster import PodView, Requirement
 from agent.errors import MalformedText, cap
-from agent.hami.annotations import decode_pod_devices
+from agent.hami.annotations import RegisteredGpu, decode_pod_devices
 from agent.kit.units import by_number, counted, gib, percent, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint
@@ -24,13 +25,15 @@ from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
 from agent.sandbox.scheduler.model import GpuView, RegisteredNode, SchedulerSettings, Steering
 from agent.sandbox.scheduler.registry import TERMINAL, Quotas, Reservation, Usage, read_offer
+from agent.sandbox.store import Json
 
 # The cluster of a snapshot, as HAMi's scheduler would see it now.
 #
 # It runs the scheduler's model. Its flags are not in any object that can be read, so HAMi's
 # defaults are assumed. Before that, each Node is held to what kube-scheduler itself asks of it.
 
-_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+_UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+_COMPARED: Final = {"Gt": operator.gt, "Lt": operator.lt}
 _OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 UNREGISTERED: Final = "node unregistered"
 UNJUDGED: Final = "not judged"
@@ -38,12 +41,10 @@ MODELLED: Final = frozenset({"", "hami-core"})
 """The modes of GPUs that the model covers. It has no profiles of MIG and no servers of MPS."""
 
 
-def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
-    """Why kube-scheduler does not offer the Node for this pod; empty if it does."""
-    spec = pod["spec"]
+def refuse_node(spec: JsonObject, node: ClusterNode) -> str:
+    """Why kube-scheduler does not offer the Node for a pod of this spec; empty if it does."""
     tolerations = spec.get("tolerations") or ()
-    closed = Taint(_UNSCHEDULABLE, "", "NoSchedule")
-    if node.is_closed and not _is_tolerated(closed, tolerations):
+    if node.is_closed and not _is_tolerated(_UNSCHEDULABLE, tolerations):
         return "the Node is cordoned (kubectl cordon)"
     for taint in node.taints:
         if taint.effect in ("NoSchedule", "NoExecute") and not _is_tolerated(taint, tolerations):
@@ -61,42 +62,36 @@ def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
 
 def opened(node: ClusterNode) -> ClusterNode:
     """The Node as after `kubectl uncordon`."""
-    taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE)
+    taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE.key)
     return msgspec.structs.replace(node, is_closed=False, taints=taints)
 
 
 def _is_tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
-    for toleration in tolerations:
-        if toleration.get("effect") not in (None, "", taint.effect):
+    for one in tolerations:
+        exists, key = one.get("operator") == "Exists", one.get("key") or ""
+        if one.get("effect") not in (None, "", taint.effect) or key not in ("", taint.key):
             continue
-        exists, key = toleration.get("operator") == "Exists", toleration.get("key") or ""
-        if key and key != taint.key:
-            continue
-        if exists or (key and (toleration.get("value") or "") == taint.value):
+        if exists or (key and (one.get("value") or "") == taint.value):
             return True
     return False
 
 
 def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:
     """Whether all rules of the term hold. A term without rules matches nothing."""
-    labels = [(rule, node.labels) for rule in term.get("matchExpressions") or ()]
-    fields = [(rule, {"metadata.name": node.name}) for rule in term.get("matchFields") or ()]
-    rules = [*labels, *fields]
+    rules = [(rule, node.labels) for rule in term.get("matchExpressions") or ()]
+    rules += [(rule, {"metadata.name": node.name}) for rule in term.get("matchFields") or ()]
     return bool(rules) and all(_holds(rule, values) for rule, values in rules)
 
 
 def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    wanted: Sequence[str] = rule.get("values") or ()
-    operator = str(rule.get("operator"))
-    if operator in ("Gt", "Lt"):
+    key, wanted, word = rule.get("key") or "", tuple(rule.get("values") or ()), rule.get("operator")
+    if compare := _COMPARED.get(str(word)):
         try:
             (bound,) = wanted
-            number, limit = int(labels.get(rule.get("key") or "", "")), int(bound)
+            return bool(compare(int(labels.get(key, "")), int(bound)))
         except ValueError:  # kube-scheduler, too, takes no other text as a number
             return False
-        return number > limit if operator == "Gt" else number < limit
-    is_known, is_wanted = operator in _OPERATORS, operator in ("In", "Exists")
-    return is_known and Requirement(rule.get("key") or "", tuple(wanted), is_wanted).holds(labels)
+    return word in _OPERATORS and Requirement(key, wanted, word in ("In", "Exists")).holds(labels)
 
 
 Fits = Callable[..., NodeFit]
@@ -104,21 +99,27 @@ Fits = Callable[..., NodeFit]
 
 
 class World:
-    """Nodes, the use of their GPUs and the quotas. The pod itself counts nowhere."""
+    """The pod, the Nodes, the use of their GPUs and the quotas. The pod itself counts nowhere."""
 
-    def __init__(self, snapshot: ClusterSnapshot, settings: SchedulerSettings) -> None:
-        self.snapshot = snapshot
-        self.settings = settings
-        metadata = snapshot.pod["metadata"]
+    def __init__(
+        self, snapshot: ClusterSnapshot, now: dt.datetime, settings: SchedulerSettings
+    ) -> None:
+        self.snapshot, self.now, self.settings = snapshot, now, settings
+        self.pod = pod = dict(snapshot.pod)
+        self.metadata, self.spec, self.status = pod["metadata"], pod["spec"], pod["status"]
+        self.noted: Mapping[str, str] = self.metadata.get("annotations") or {}
+        self.namespace = str(self.metadata.get("namespace", ""))
+        self.phase = str(self.status.get("phase") or "Pending")
+        self.node = str(self.spec.get("nodeName") or "")
+        self.attempt = story.last_attempt(snapshot)
         self.view: PodView | None = None
         with contextlib.suppress(MalformedText):  # a pod without a name or UID holds nothing
-            self.view = decode_pod(snapshot.pod, model.COUNT)
-        self.namespace = str(metadata.get("namespace", ""))
+            self.view = decode_pod(pod, model.COUNT)
         self.nodes = {node.name: node for node in snapshot.nodes}
         self.holders: defaultdict[str, list[ListedPod]] = defaultdict(list)
         """By Node, the pods that hold GPUs."""
         for holder in snapshot.holders:
-            if holder.uid != metadata.get("uid", "") and holder.phase not in TERMINAL:
+            if holder.uid != self.metadata.get("uid", "") and holder.phase not in TERMINAL:
                 self.holders[holder.chosen].append(holder)
         everyone = (holder for holders in self.holders.values() for holder in holders)
         self.neighbours = [one for one in everyone if one.namespace == self.namespace]
@@ -127,13 +128,24 @@ class World:
         self.offers = {
             name: read_offer(node.annotations, is_json=False) for name, node in self.nodes.items()
         }
-        sizes = [gpu.registered_mib for o in self.offers.values() if o for gpu in o.gpus]
+        sizes = [one.capacity.registered_mib for o in self.offers.values() if o for one in o.gpus]
         self.greatest_mib = max(sizes, default=0)
 
     @property
     def is_complete(self) -> bool:
         """Whether the model can be run: Nodes and pods are known."""
         return self.snapshot.has("nodes") and self.snapshot.has("pods")
+
+    def containers(self) -> Iterator[tuple[str, Json, ContainerRequest | None]]:
+        """Name, object and request of each container; no request: HAMi sees none."""
+        for one in model.all_containers(self.pod):
+            request = model.container_request(one, self.settings)
+            yield cap(str(one.get("name", "")), 64), one, request
+
+    def reported(self, name: str) -> list[RegisteredGpu]:
+        """The GPUs that the Node reports."""
+        offer = self.offers.get(name)
+        return [view.capacity for view in offer.gpus] if offer else []
 
     def registered(self, name: str, without: str = "") -> RegisteredNode | None:
         """The Node as the scheduler has it registered; None if it has not.
@@ -144,12 +156,12 @@ class World:
         if offer is None or not offer.gpus or self.nodes[name].slices <= 0:
             return None  # HAMi drops a node whose kubelet offers nothing
         usage = usage_of(one for one in self.holders.get(name, ()) if one.uid != without)
-        return offer.state(name, usage.loads(name))
+        return offer.with_loads(usage.loads(name))
 
     def trial(self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None) -> Fits:
         """What tries the pod on a Node, by the model."""
         plain, quotas = dict(pod), self.snapshot.quotas if quotas is None else quotas
-        limits = Quotas(self.held, self.settings.memory_factor)
+        limits = Quotas(self.held, self.settings.rules.memory_factor)
         for quota in quotas:
             limits.see("ADDED", dict(quota))
         fits_quota = functools.partial(limits.fits, self.namespace) if quotas else None
@@ -159,7 +171,7 @@ class World:
         def fit(
             name: str, node: ClusterNode | None = None, state: RegisteredNode | None = None
         ) -> NodeFit:
-            if refusal := refuse_node(pod, node or self.nodes[name]):
+            if refusal := refuse_node(pod["spec"], node or self.nodes[name]):
                 return NodeFit(None, refusal)
             if (state := state or self.registered(name)) is None:
                 return NodeFit(None, UNREGISTERED)
@@ -206,8 +218,8 @@ HOLDERS_TOLD: Final = 3
 FITTING_TOLD: Final = 3
 KUBE_SCHEDULER: Final = "E-NODE"
 NOT_JUDGED: Final = "E-UNJUDGED"
-UNTRIED: Final = dt.timedelta(seconds=60)
-"""A scheduler tries a new pod within seconds."""
+UNTRIED: Final = 60.0
+"""Seconds. A scheduler tries a new pod within seconds."""
 RETRY_HOW: Final = (
     "HAMi's scheduler reads the Nodes every 15 s, and kube-scheduler tries such a pod again after "
     "at most 5 min; a change of the pod, such as kubectl label pod, makes it try now. If that "
@@ -264,30 +276,27 @@ class PodPlacement(msgspec.Struct, frozen=True):
         return NOT_JUDGED not in self.reasons
 
 
-def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
+def place(world: World) -> PodPlacement:
     """Try the pod on every Node with GPUs."""
-    fit, steering = world.trial(pod), world.steering(pod)
+    fit, steering = world.trial(world.pod), world.steering(world.pod)
     names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
     fits = {name: fit(name) for name in names}
-    fitting = [name for name in names if fits[name].groups is not None]
-    refused = [name for name in names if fits[name].groups is None]
+    refused = {name: found for name, found in fits.items() if found.groups is None}
     nodes: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
-    for found in map(fits.__getitem__, refused):
+    for found in refused.values():
         # Of the GPUs that the pod itself does not exclude, if there is one: it is about them.
         wanted = (gpu.capacity for gpu in found.gpus)
         uuids = [g.uuid for g in wanted if steering.admits_type(g) and steering.admits_uuid(g)]
         reasons = [found.refusals[uuid] for uuid in uuids if uuid in found.refusals]
         nodes.update(frozenset(reasons or codes_of(found.reason)))
         gpus.update(reasons)
-    told = (*fitting[:FITTING_TOLD], *sorted(refused, key=lambda name: _distance(fits[name])))
-    by_reason = Counter(code for name in refused for code in codes_of(fits[name].reason))
-    return PodPlacement(
-        fits,
-        _main_reason(nodes, gpus),
-        dict(sorted(by_reason.items())),
-        tuple(_verdict(world, pod, name, fits[name], now) for name in told[:NODES_TOLD]),
-    )
+    by_reason = Counter(code for found in refused.values() for code in codes_of(found.reason))
+    fitting = [name for name in names if name not in refused]
+    nearest = sorted(refused, key=lambda name: _distance(refused[name]))
+    told = [*fitting[:FITTING_TOLD], *nearest][:NODES_TOLD]
+    verdicts = tuple(_verdict(world, name, fits[name]) for name in told)
+    return PodPlacement(fits, _main_reason(nodes, gpus), dict(sorted(by_reason.items())), verdicts)
 
 
 def _main_reason(counts: Mapping[str, int], more: Mapping[str, int]) -> str:
@@ -309,90 +318,84 @@ def codes_of(reason: str) -> tuple[str, ...]:
     return tuple(words) if all(word in REASONS for word in words) else (KUBE_SCHEDULER,)
 
 
-def placement_gate(
-    world: World, placement: PodPlacement | None, attempt: story.Attempt | None, now: dt.datetime
-) -> Gate:
+def placement_gate(world: World, placement: PodPlacement | None) -> Gate:
     """The gate of a pod without a Node. `placement`: None if the model could not be run."""
-    told = (attempt.said(now),) if attempt else ()
-    fitting = placement.fitting if placement else []
-    fits = f"it fits on {counted(len(fitting), 'Node')} now"
+    attempt, fitting = world.attempt, placement.fitting if placement else []
+    told, fits = (attempt.said(world.now),) if attempt else (), ""
     if fitting:
         also = "" if len(fitting) == 1 else " and others"
-        fits += f" ({cap(fitting[0], 128)}{also})"
+        fits = f"it fits on {counted(len(fitting), 'Node')} now ({cap(fitting[0], 128)}{also})"
     if attempt is not None and attempt.stage is story.AttemptStage.ERROR:
-        said = f"the scheduler failed, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
+        said = f"the scheduler failed, {when(attempt.at, world.now)}: {cap(attempt.text, TEXT)}"
         advice = "do what it says of the pod, or look at HAMi's scheduler: pod, Service and log"
-        facts = (f"by what the Nodes report, {fits}",) if fitting else ()
+        facts = (f"by what the Nodes report, {fits}",) if fits else ()
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-ERROR", advice, facts)
     if placement is not None and not fitting and placement.is_judged:
         return _nowhere(world, placement, told)
     if attempt is None:
-        return _untried(world, fits if fitting else "", now)
+        return _untried(world, fits)
     if attempt.stage is story.AttemptStage.CHOSEN:
-        said = fits if fitting else "the scheduler chose a Node, by its Event"
+        said = fits or "the scheduler chose a Node, by its Event"
         return Gate(PLACEMENT, GateVerdict.PASSED, said)
-    if not fitting:
-        said = "the scheduler places it nowhere; "
-        said += "GPUs in MIG or MPS mode are not judged" if placement else "Nodes cannot be read"
-        told = (*told, cap(attempt.named, TEXT)) if attempt.named != attempt.text else told
-        reason = _main_reason(attempt.reasons, {})
-        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), told)
-    return _refused(fitting, fits, attempt, now)
+    if fitting:
+        return _refused(len(fitting), fits, attempt.text, told)
+    said = "the scheduler places it nowhere; "
+    said += "GPUs in MIG or MPS mode are not judged" if placement else "Nodes cannot be read"
+    told = (*told, cap(attempt.named, TEXT)) if attempt.named != attempt.text else told
+    reason = _main_reason(attempt.reasons, {})
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), told)
 
 
-def _refused(fitting: Sequence[str], fits: str, attempt: story.Attempt, now: dt.datetime) -> Gate:
+def _refused(fitting: int, fits: str, text: str, facts: tuple[str, ...]) -> Gate:
     """The gate of a pod that fits by what the Nodes report, and that was refused last."""
-    told = (attempt.said(now),)
     # The reasons of kube-scheduler's message that are its own rules, not HAMi's answer.
-    parts = attempt.text.partition(":")[2].partition("preemption:")[0].split(", ")
+    parts = text.partition(":")[2].partition("preemption:")[0].split(", ")
     foreign = [part.strip().rstrip(".") for part in parts if any(m in part for m in _FOREIGN)]
+    if not foreign:
+        said = f"{fits}; the scheduler has not tried since, or uses an older report"
+        return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", RETRY_HOW, facts)
+    nodes = counted(fitting, "Node")
+    said = f"HAMi's rules allow {nodes}, but kube-scheduler's own rules allow none"
+    advice = "its message names what is missing besides GPUs"
     if slices := [reason for reason in foreign if "Insufficient nvidia.com/" in reason]:
         said = f"{fits}, but the Nodes that were tried offered too few slices ({slices[0]})"
-        advice = (
-            "compare `kubectl describe node` (Allocated resources) with what the pod asks for: "
-            "kube-scheduler itself counts the slices"
-        )
-        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, told)
-    if foreign:
-        nodes = counted(len(fitting), "Node")
-        said = f"HAMi's rules allow {nodes}, but kube-scheduler's own rules allow none"
-        advice = "its message names what is missing besides GPUs"
-        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, told)
-    said = f"{fits}; the scheduler has not tried since, or uses an older report"
-    return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", RETRY_HOW, told)
+        advice = "compare `kubectl describe node` (Allocated resources) with what the pod asks for:"
+        advice += " kube-scheduler itself counts the slices"
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, facts)
 
 
-def _untried(world: World, fits: str, now: dt.datetime) -> Gate:
+def _untried(world: World, fits: str) -> Gate:
     """No scheduler has said a word about the pod."""
     also = f"; by what the Nodes report, {fits}" if fits else ""
     if not world.snapshot.has("events"):
         said = f"the pod's Events could not be read, so no attempt to place it is known{also}"
         return Gate(PLACEMENT, GateVerdict.UNKNOWN, said)
-    born = decode_moment(world.snapshot.pod["metadata"].get("creationTimestamp"))
-    age = now - born if born else dt.timedelta()
+    born = decode_moment(world.metadata.get("creationTimestamp")) or world.now
+    age = (world.now - born).total_seconds()
     if age < UNTRIED:
         said = f"no scheduler has said anything about the pod yet{also}"
         return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-UNTRIED")
-    said = f"no scheduler has said anything about the pod in {span(age.total_seconds())}{also}"
-    name = cap(world.snapshot.pod["spec"].get("schedulerName") or "default-scheduler", 64)
+    said = f"no scheduler has said anything about the pod in {span(age)}{also}"
+    name = cap(world.spec.get("schedulerName") or "default-scheduler", 64)
     advice = f"look whether the scheduler {name} runs: its pods, its leader, its log"
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-UNTRIED", advice)
 
 
-def chosen_gate(pod: JsonObject) -> Gate:
+def chosen_gate(world: World) -> Gate:
     """The gate of a pod that has a Node."""
-    node = cap(pod["spec"]["nodeName"], 128)
-    if annotations.VGPU_NODE in (pod["metadata"].get("annotations") or {}):
+    node = cap(world.node, 128)
+    if annotations.VGPU_NODE in world.noted:
         return Gate(PLACEMENT, GateVerdict.PASSED, f"HAMi's scheduler chose {node}")
     said = f"the pod is on {node}, and HAMi's scheduler chose no GPUs for it"
     return Gate(PLACEMENT, GateVerdict.NOTED, said, "E-SCHEDULER")
 
 
-def foreign_gate(world: World, attempt: story.Attempt | None, now: dt.datetime) -> Gate:
+def foreign_gate(world: World) -> Gate:
     """The gate of a pod that kube-scheduler places alone."""
-    if attempt is None:
-        return _untried(world, "", now)
-    said = f"kube-scheduler places it nowhere, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
+    if (attempt := world.attempt) is None:
+        return _untried(world, "")
+    said = f"kube-scheduler places it nowhere, {when(attempt.at, world.now)}: "
+    said += cap(attempt.text, TEXT)
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, ADVICE[KUBE_SCHEDULER])
 
 
@@ -403,12 +406,9 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
     if len(placement.fits) == 1:
         said = "the only Node with GPUs does not fit"
     if not placement.fits:
-        reason, said = (
-            NODE_UNREGISTERED,
-            "no Node of the cluster reports GPUs to HAMi's scheduler",
-        )
-    requests = model.pod_requests(dict(world.snapshot.pod), world.settings)
-    if max((one.memory_mib for one in requests if one), default=0) > world.greatest_mib > 0:
+        reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
+    asked = [request.memory_mib for *_, request in world.containers() if request]
+    if max(asked, default=0) > world.greatest_mib > 0:
         facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
@@ -429,13 +429,11 @@ def _distance(fit: NodeFit) -> tuple[int, int]:
     return len(codes_of(fit.reason)) + 100 * (not fit.gpus), -free
 
 
-def _verdict(
-    world: World, pod: JsonObject, name: str, fit: NodeFit, now: dt.datetime
-) -> story.NodeVerdict:
+def _verdict(world: World, name: str, fit: NodeFit) -> story.NodeVerdict:
     if fit.groups is not None:
         return story.NodeVerdict(name, is_fit=True, said="the pod fits")
-    request = model.pod_requests(dict(pod), world.settings)[fit.position] if fit.gpus else None
-    codes, steering, gpus = codes_of(fit.reason), world.steering(pod), []
+    request = [request for *_, request in world.containers()][fit.position] if fit.gpus else None
+    codes, steering, gpus = codes_of(fit.reason), world.steering(world.pod), []
     if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
         for gpu in sorted(fit.gpus, key=lambda gpu: gpu.capacity.index):
             reason = fit.refusals.get(gpu.capacity.uuid, "")
@@ -444,12 +442,11 @@ def _verdict(
     of_cores = not _OF_CORES.isdisjoint(reasons) and "CardInsufficientMemory" not in codes
     holders = []
     for holder in world.holders.get(name, ()):
-        load = held_by(holder)
+        load, title = held_by(holder), cap(f"{holder.namespace}/{holder.name}", 128)
         amount = load.core_percent if of_cores else load.memory_mib
-        text = percent(amount) if of_cores else gib(amount)
-        holders.append((-amount, f"{cap(f'{holder.namespace}/{holder.name}', 128)} {text}"))
+        holders.append((-amount, f"{title} {percent(amount) if of_cores else gib(amount)}"))
     node = world.nodes[name]
-    said = refuse_node(pod, node) or fit.reason
+    said = refuse_node(world.spec, node) or fit.reason
     if fit.reason == UNREGISTERED:
         said = "unregistered: its kubelet offers 0 slices of nvidia.com/gpu"
         if world.offers[name] is None:
@@ -465,7 +462,7 @@ def _verdict(
         gpus=tuple(gpus),
         has_gpus=has_gpus(node),
         biggest=tuple(text for amount, text in sorted(holders)[:HOLDERS_TOLD] if amount),
-        events=story.agent_words(world.snapshot.node_events, now, name),
+        events=story.agent_words(world.snapshot.node_events, world.now, name),
     )
 
 

@@ -200,50 +200,48 @@ def last_attempt(snapshot: ClusterSnapshot) -> Attempt | None:
     kube-scheduler counts a repeated Event and keeps its first text; the pod's condition has the
     last one. Source: client-go 1.36 tools/events/event_broadcaster.go, getKey.
     """
-    events = snapshot.events
-    kube = last_event(events, "FailedScheduling")
-    at, text = (kube.last, kube.message) if kube else (None, "")
+    kube, kube_at = last_event(snapshot, "FailedScheduling")
+    failed, failed_at = last_event(snapshot, "FilteringFailed")
+    passed, passed_at = last_event(snapshot, "FilteringSucceed", "BindingFailed")
+    text = kube.message if kube else ""
     for condition in snapshot.pod["status"].get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             text = str(condition.get("message") or "") or text
-    filtered = last_event(events, "FilteringFailed")
-    refused_at = filtered.last if filtered else None
-    passed = last_event(events, "FilteringSucceed", "BindingFailed")
-    if passed and passed.last and refused_at and passed.last < refused_at:
+    if passed_at < failed_at:
         passed = None
     if text and not _NOWHERE.match(text):
-        is_binding = _BINDING.search(text) or (passed and passed.reason == "BindingFailed")
-        return Attempt(AttemptStage.CHOSEN if is_binding else AttemptStage.ERROR, text, at)
-    if passed and passed.last and (at is None or passed.last > at):
+        if passed and passed.reason == "BindingFailed":
+            return Attempt(AttemptStage.CHOSEN, passed.message, passed.last)
+        stage = AttemptStage.CHOSEN if _BINDING.search(text) else AttemptStage.ERROR
+        return Attempt(stage, text, kube.last if kube else None)
+    if passed and passed_at > kube_at:
         return Attempt(AttemptStage.CHOSEN, passed.message, passed.last)
     reasons: Counter[str] = Counter()
     for count, reason in _REASON.findall(text.replace("node unregistered", NODE_UNREGISTERED)):
         reasons[reason] += int(count or 1)
-    named = ""
-    if refused_at:
-        failed = [one for one in events if one.reason == "FilteringFailed" and one.last]
-        group = [one.message for one in failed if refused_at - (one.last or EPOCH) <= ATTEMPT]
-        group = [message for message in group if not message.startswith(_TOTAL)] or group
-        reasons = reasons or Counter(reason for _, reason in _REASON.findall(" ".join(group)))
-        # The reason of most GPUs first: it is the one to read.
-        weights = {
-            one: max((reasons[each] for _, each in _REASON.findall(one)), default=0)
-            for one in group
-        }
-        named = "; ".join(sorted(group, key=weights.__getitem__, reverse=True))
-        if at is None or at < refused_at:
-            text, at = named, refused_at
+    of_hami = [one for one in snapshot.events if one.reason == "FilteringFailed" and one.last]
+    group = [one.message for one in of_hami if failed_at - (one.last or EPOCH) <= ATTEMPT]
+    group = [message for message in group if not message.startswith(_TOTAL)] or group
+    reasons = reasons or Counter(reason for _, reason in _REASON.findall(" ".join(group)))
+    # The reason of most GPUs first: it is the one to read.
+    group.sort(
+        key=lambda said: -max((reasons[each] for _, each in _REASON.findall(said)), default=0)
+    )
+    named = "; ".join(group)
+    if failed and kube_at < failed_at:
+        return Attempt(AttemptStage.REFUSED, named, failed.last, reasons, named)
     if text:
-        return Attempt(AttemptStage.REFUSED, text, at, reasons, named)
+        return Attempt(AttemptStage.REFUSED, text, kube.last if kube else None, reasons, named)
     # Its Events may be gone; the scheduler's annotation says that it chose a Node.
     is_noted = VGPU_NODE in (snapshot.pod["metadata"].get("annotations") or {})
     return Attempt(AttemptStage.CHOSEN, "", None) if is_noted else None
 
 
-def last_event(events: Iterable[PodEventView], *reasons: str) -> PodEventView | None:
-    """The last Event with one of the reasons; among those of one time the later in the list."""
-    dated = [event for event in events if event.reason in reasons and event.last]
-    return max(reversed(dated), key=lambda event: event.last or EPOCH, default=None)
+def last_event(snapshot: ClusterSnapshot, *reasons: str) -> tuple[PodEventView | None, dt.datetime]:
+    """The pod's last Event with one of the reasons, and when it was; EPOCH if there is none."""
+    dated = [event for event in snapshot.events if event.reason in reasons and event.last]
+    last = max(reversed(dated), key=lambda event: event.last or EPOCH, default=None)
+    return last, (last.last or EPOCH) if last else EPOCH
 
 
 _GPUS: Final = re.compile(r"GPUs? [^:]*(?=: )")
@@ -251,21 +249,17 @@ _GPUS: Final = re.compile(r"GPUs? [^:]*(?=: )")
 
 
 def agent_events(events: Iterable[PodEventView], about: str = "") -> list[PodEventView]:
-    """The last Events of agents, one for each reason and GPUs; warnings first, then the newest.
+    """The last Events of agents, one for each GPU or else reason; warnings first, then the newest.
 
-    One that was taken back is left out. `about`: those of that object alone.
+    `about`: those of that object alone.
     """
     own = [one for one in events if one.writer == WRITER and (not about or one.about == about)]
     # Times are whole seconds; a GPU that is taken back is unhealthy and recovers in one.
     own.sort(key=lambda one: (one.last or EPOCH, one.reason == "GpuRecovered"), reverse=True)
-    found: dict[tuple[str, str, str], PodEventView] = {}
+    found: dict[tuple[str, str], PodEventView] = {}
     for event in own:
-        named = _GPUS.match(event.message)
-        gpus = named[0] if named else ""
-        # A released GPU that was taken back and is still unhealthy does not recover.
-        ends = ("GpuRecovered", "GpuUnhealthy" if event.reason == "GpuReleased" else "GpuRecovered")
-        if not gpus or not any((event.about, one, gpus) in found for one in ends):
-            found.setdefault((event.about, event.reason, gpus), event)
+        gpus = _GPUS.match(event.message)
+        found.setdefault((event.about, gpus[0] if gpus else event.reason), event)
     return sorted(found.values(), key=lambda event: event.kind != "Warning")
 
 
@@ -281,60 +275,50 @@ def agent_words(
 
 # What kubelets and container runtimes say, by text: the cause, and what to do.
 
-
-SAYINGS: Final = (
-    (
-        "no healthy devices present",
+SAYINGS: Final = {
+    "no healthy devices present": (
         "the node had no healthy slice when the kubelet asked",
         "`hami-agent status --node {node}` says why; remove that cause first",
     ),
-    (
-        "requested number of devices unavailable|Available: 0",
+    "requested number of devices unavailable|Available: 0": (
         "all slices of the node were held when the kubelet asked",
         "wait until a pod on {node} ends, or raise sharing.splitCount there",
     ),
-    (
-        "Topology locality|TopologyAffinityError",
+    "Topology locality|TopologyAffinityError": (
         "no NUMA node has all CPUs, memory and slices that the pod asks for together",
         "ask for fewer CPUs, or set the kubelet's topologyManagerPolicy on {node} to best-effort",
     ),
-    (
-        "unresolvable CDI devices",
+    "unresolvable CDI devices": (
         "no CDI specification on the node defines this GPU",
         "on {node}: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; then hami-agent doctor",
     ),
-    (
-        "driver/library version mismatch",
+    "driver/library version mismatch": (
         "the driver's files were replaced, and the old kernel module is still loaded",
         "drain and reboot {node}, or reload NVIDIA's kernel modules there",
     ),
-    (
-        "Failed to initialize NVML: Unknown Error",
+    "Failed to initialize NVML: Unknown Error": (
         "the container has lost its GPU devices, as after `systemctl daemon-reload` on the node",
         "delete the pod; so that it stays away, let the runtime on {node} use CDI",
     ),
-    (
-        "nvidia-container-cli|nvidia-container-runtime|could not select device driver|libnvidia",
+    "nvidia-container-cli|nvidia-container-runtime|could not select device driver|libnvidia": (
         "NVIDIA's container runtime could not prepare the container",
         "run `hami-agent doctor` on {node}, and `nvidia-smi` beside it",
     ),
-    (
-        "rpc error: code = Unavailable|connection refused|no such file or directory",
+    "rpc error: code = Unavailable|connection refused|no such file or directory": (
         "the device plugin of the node ended while the kubelet asked it",
         "look at the log of the agent on {node}: why it ended",
     ),
-    (
-        "rpc error",
+    "rpc error": (
         "another device plugin than this agent answered",
         "run one device plugin on {node}: `hami-agent doctor` there names the other (P-PLUGIN)",
     ),
-)
+}
 """Pattern of the text, cause and remedy; `{node}` is the name of the pod's Node."""
 
 
 def meaning(text: str, node: str) -> tuple[str, str]:
     """Cause and remedy of a kubelet's or runtime's text; both empty if it is not known."""
-    for pattern, cause, remedy in SAYINGS:
+    for pattern, (cause, remedy) in SAYINGS.items():
         if re.search(pattern, text):
             return cause, remedy.format(node=cap(node, 128) or "the node")
     return "", ""
@@ -363,14 +347,13 @@ def recreated(pod: JsonObject) -> str:
         return "create the pod again"
     if owner.get("kind") == "Node":
         return "it is a static pod, which gets no GPUs: make it a DaemonSet"
-    name = f"{cap(str(owner.get('kind')), 64)} {cap(str(owner.get('name')), 256)}"
-    if pod["status"].get("phase") == "Failed":
-        return f"its {name} creates another pod"
-    return f"delete the pod, so that its {name} creates another"
+    name = (
+        f"its {cap(str(owner.get('kind')), 64)} {cap(str(owner.get('name')), 256)} creates another"
+    )
+    return name if pod["status"].get("phase") == "Failed" else f"delete the pod, so that {name}"
 
 
 def status_text(pod: JsonObject) -> str:
     """Why the kubelet ended the pod, in its words."""
     status = pod["status"]
-    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
-    return message or reason
+    return str(status.get("message") or status.get("reason") or "")

@@ -15,7 +15,8 @@ tests/peers compares it with kubelet 1.36.3. Rules that only the real program sh
 - A deletion that began before an Allocate ends during it.
 - A rejection in the first seconds reaches the API server with the report after 10 s.
 
-Not compared: topology hints, registration by socket path (1.37), lists just under 4 MiB, a reboot,
-and the panic of overlapping calls. One difference is known: if a restarted kubelet rejects a pod
-whose containers exit with 0, the real pod ends as Succeeded, here as Failed.
+Not modelled: PreStartContainer, checks of a resource's name, topology hints, registration by socket
+path (1.37). Not compared: lists just under 4 MiB, a reboot, and the panic of overlapping calls. One
+difference is known: if a restarted kubelet rejects a pod whose containers exit with 0, the real pod
+ends as Succeeded, here as Failed.
 """

@@ -6,13 +6,12 @@ overlapping callers see each other's marks exactly as in the real kubelet.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.endpoint import (
-    Demand,
     DeviceError,
     DeviceTable,
     PluginEndpoint,
@@ -31,15 +30,16 @@ from agent.sandbox.kubelet.pods import (
 )
 from agent.wire.v1beta1 import ContainerAllocateResponse, Device
 
-# The state of the device manager: tables, endpoints, records and their checkpoint.
-#
-# A record has the ids of one container and the plugin's answer for them. No method waits, so each
-# change is complete when its method returns.
+# The state of the device manager: tables, endpoints, records and their checkpoint. No method of
+# KubeletBooks waits, so each change is complete when its method returns.
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """The ids of one container and resource. `numa` maps NUMA nodes (-1: none) to ids."""
+    """The ids of one container and resource, and the plugin's answer for them.
+
+    `numa` maps NUMA nodes (-1: none) to ids.
+    """
 
     numa: Mapping[int, tuple[str, ...]]
     response: ContainerAllocateResponse
@@ -48,52 +48,6 @@ class DeviceRecord:
     def ids(self) -> frozenset[str]:
         """The ids of all NUMA nodes."""
         return frozenset(device_id for members in self.numa.values() for device_id in members)
-
-
-@dataclass(slots=True)
-class DeviceRecords:
-    """All records of the node: pod UID → container → resource → record."""
-
-    _pods: dict[str, dict[str, dict[str, DeviceRecord]]] = field(default_factory=dict)
-
-    def insert(self, owner: ContainerKey, resource: str, record: DeviceRecord) -> None:
-        """Add a record. It replaces an earlier one of the same container and resource."""
-        uid, container = owner
-        self._pods.setdefault(uid, {}).setdefault(container, {})[resource] = record
-
-    def of_container(self, owner: ContainerKey) -> Mapping[str, DeviceRecord]:
-        """The container's records by resource."""
-        uid, container = owner
-        return self._pods.get(uid, {}).get(container, {})
-
-    def ids(self, owner: ContainerKey, resource: str) -> frozenset[str] | None:
-        """The container's ids of one resource, or None if it has no record."""
-        record = self.of_container(owner).get(resource)
-        return None if record is None else record.ids
-
-    def drop_all_but(self, uids: Iterable[str]) -> bool:
-        """Forget every other pod. Returns whether there was one."""
-        gone = self._pods.keys() - set(uids)
-        for uid in gone:
-            del self._pods[uid]
-        return bool(gone)
-
-    def in_use(self) -> dict[str, set[str]]:
-        """The recorded ids by resource."""
-        held: dict[str, set[str]] = {}
-        for _, resource, record in self:
-            held.setdefault(resource, set()).update(record.ids)
-        return held
-
-    def has_pod(self, uid: str) -> bool:
-        """Whether a container of the pod has a record."""
-        return uid in self._pods
-
-    def __iter__(self) -> Iterator[tuple[ContainerKey, str, DeviceRecord]]:
-        for uid, containers in self._pods.items():
-            for container, resources in containers.items():
-                for resource, record in resources.items():
-                    yield (uid, container), resource, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +65,8 @@ class KubeletBooks:
     def __init__(self, directory: Path, chance: random.Random, seen: KubeletLog) -> None:
         self.tables: dict[str, DeviceTable] = {}
         self.endpoints: dict[str, PluginEndpoint] = {}
-        self.records = DeviceRecords()
+        self.records: dict[ContainerKey, dict[str, DeviceRecord]] = {}
+        """By container and resource."""
         self.in_use: dict[str, set[str]] = {}
         self._directory = directory
         self._chance = chance
@@ -123,7 +78,7 @@ class KubeletBooks:
         for entry in content.entries:
             response = ContainerAllocateResponse.parse(entry.response)
             record = DeviceRecord({node: tuple(ids) for node, ids in entry.numa.items()}, response)
-            self.records.insert((entry.pod_uid, entry.container), entry.resource, record)
+            self.insert((entry.pod_uid, entry.container), entry.resource, record)
         self.recount()
         now = asyncio.get_running_loop().time()
         for resource in content.registered or {}:
@@ -135,7 +90,8 @@ class KubeletBooks:
         """Write the checkpoint. Raises DeviceError: the write failed; the text is the kubelet's."""
         entries = [
             checkpoint.CheckpointEntry(*owner, resource, record.numa, bytes(record.response))
-            for owner, resource, record in self.records
+            for owner, records in self.records.items()
+            for resource, record in records.items()
         ]
         self._chance.shuffle(entries)
         registered = {
@@ -143,6 +99,15 @@ class KubeletBooks:
             for resource, table in self.tables.items()
         }
         self._write(checkpoint.Checkpoint(tuple(entries), registered))
+
+    def insert(self, owner: ContainerKey, resource: str, record: DeviceRecord) -> None:
+        """Add a record. It replaces an earlier one of the same container and resource."""
+        self.records.setdefault(owner, {})[resource] = record
+
+    def held(self, owner: ContainerKey, resource: str) -> frozenset[str] | None:
+        """The container's ids of one resource, or None if it has no record."""
+        record = self.records.get(owner, {}).get(resource)
+        return None if record is None else record.ids
 
     def is_plugin_resource(self, resource: str) -> bool:
         """Whether the device manager is responsible for the resource."""
@@ -195,12 +160,19 @@ class KubeletBooks:
 
     def collect(self, active: Iterable[str]) -> None:
         """Forget pods that are no longer active. If there were any, also drop marks in flight."""
-        if self.records.drop_all_but(active):
+        kept = set(active)
+        gone = [owner for owner in self.records if owner[0] not in kept]
+        for owner in gone:
+            del self.records[owner]
+        if gone:
             self.recount()
 
     def recount(self) -> None:
         """Compute the marks again from the records."""
-        self.in_use = self.records.in_use()
+        self.in_use = {}
+        for records in self.records.values():
+            for resource, record in records.items():
+                self.in_use.setdefault(resource, set()).update(record.ids)
 
     def _read(self) -> checkpoint.Checkpoint:
         try:
@@ -275,8 +247,8 @@ class DeviceAllocator:
         self._pending = pod.uid
         table = self._reusable.get(pod.uid, {})
         self._reusable = {pod.uid: table}  # every other pod's table is dropped, without a lock
-        await self._allocate_all(pod, container, table)
-        held = self._books.records.of_container(owner)
+        await self._allocate_all(owner, container, table)
+        held = self._books.records.get(owner, {})
         current = self._reusable.get(pod.uid)
         if current is None:
             if held:
@@ -288,118 +260,103 @@ class DeviceAllocator:
             current[resource] = before | record.ids if reusable else before - record.ids
 
     async def start(self, pod: PodSpec, container: ContainerSpec) -> None:
-        """Prepare the start of a container, as a pod worker: missing records, PreStartContainer.
+        """Prepare the start of a container, as a pod worker does: allocate what has no record.
 
         Raises DeviceError: the container has to wait; KubeletPanicError: as in `allocate`.
         """
-        owner, needs_ids = (pod.uid, container.name), False
-        for resource in shuffled(self._chance, container.limits):
-            if container.limits[resource] == 0 or not self._books.is_plugin_resource(resource):
-                continue
-            await self._pre_start(owner, resource)
-            is_active = pod.uid in self._active()
-            needs_ids |= is_active and self._books.records.ids(owner, resource) is None
-        if needs_ids:
+        missing = [
+            resource
+            for resource, count in container.limits.items()
+            if count and self._books.is_plugin_resource(resource)
+            if self._books.held((pod.uid, container.name), resource) is None
+        ]
+        if missing and pod.uid in self._active():
             await self.allocate(pod, container)
 
-    async def _pre_start(self, owner: ContainerKey, resource: str) -> None:
-        endpoint = self._books.endpoints.get(resource)
-        if endpoint is None:
-            raise DeviceError(f"endpoint not found in cache for a registered resource: {resource}")
-        if endpoint.options is None or not endpoint.options.pre_start_required:
-            return
-        uid, container = owner
-        ids = self._books.records.ids(owner, resource)
-        if ids is None:
-            raise DeviceError(
-                f"no devices found allocated in local cache for pod {uid}, "
-                f"container {container}, resource {resource}"
-            )
-        order = shuffled(self._chance, ids)
-        try:
-            await endpoint.pre_start(order)
-        except DeviceError as error:
-            self._note("prestart_refused", owner, resource, order, str(error))
-            raise
-        self._note("prestarted", owner, resource, order)
-
     async def _allocate_all(
-        self, pod: PodSpec, container: ContainerSpec, table: dict[str, frozenset[str]]
+        self, owner: ContainerKey, container: ContainerSpec, table: dict[str, frozenset[str]]
     ) -> None:
-        owner, collected, changed = (pod.uid, container.name), False, False
-        for resource in shuffled(self._chance, container.limits):
-            if not self._books.is_plugin_resource(resource):
-                continue
-            if not collected:
-                self.collect()
-                collected = True
-            recorded = self._books.records.ids(owner, resource)
-            demand = Demand(owner, resource, container.limits[resource], recorded)
-            ids = await self._choose(demand, table.get(resource, frozenset()))
+        resources = shuffled(self._chance, container.limits)
+        resources = [name for name in resources if self._books.is_plugin_resource(name)]
+        if resources:
+            self.collect()
+        changed = False
+        for resource in resources:
+            reusable = table.get(resource, frozenset())
+            ids = await self._choose(owner, resource, container.limits[resource], reusable)
             if ids:
-                await self._ask(demand, ids)
+                await self._ask(owner, resource, ids)
                 changed = True
         if changed:
             await asyncio.sleep(CHECKPOINT)
             self._books.save()
 
-    async def _choose(self, demand: Demand, reusable: frozenset[str]) -> frozenset[str]:
-        missing = demand.still_needed()
-        if not self.sources_ready and demand.owner in self._running_at_start:
+    async def _choose(
+        self, owner: ContainerKey, resource: str, count: int, reusable: frozenset[str]
+    ) -> frozenset[str]:
+        """The ids that are to be asked for; none if the container has a record or runs already."""
+        recorded = self._books.held(owner, resource)
+        if not self.sources_ready and owner in self._running_at_start:
             return frozenset()
-        table = demand.require_health(self._books.tables.get(demand.resource))
-        if missing == 0:
+        # Health is checked even for a count of 0.
+        table = self._books.tables.get(resource)
+        if table is None:
+            raise DeviceError(f"cannot allocate unregistered device {resource}")
+        blocked = f"cannot allocate unhealthy devices {resource}"
+        if not table.healthy:
+            raise DeviceError(f"no healthy devices present; {blocked}")
+        if recorded is not None and not recorded <= table.healthy:
+            raise DeviceError(f"previously allocated devices are no longer healthy; {blocked}")
+        if recorded is not None or not count:
             return frozenset()
-        marks = self._books.in_use.setdefault(demand.resource, set())
-        taken = draw(self._chance, reusable, missing)
+
+        marks = self._books.in_use.setdefault(resource, set())
+        taken = draw(self._chance, reusable, count)
         marks |= taken
-        missing -= len(taken)
+        missing = count - len(taken)
         if missing == 0:
             return taken
-        free = demand.available(table, marks, missing)
-        preferred = await self._prefer(demand, free, taken)
+        free = table.healthy.difference(marks)
+        if len(free) < missing:
+            raise DeviceError(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {missing}, Available: {len(free)}"
+            )
+        preferred = await self._prefer(owner, resource, count, free, taken)
         chosen = taken | fill(self._chance, preferred, free, missing)
-        self._books.in_use.setdefault(demand.resource, set()).update(chosen)
+        self._books.in_use.setdefault(resource, set()).update(chosen)
         return chosen
 
     async def _prefer(
-        self, demand: Demand, free: frozenset[str], taken: frozenset[str]
+        self,
+        owner: ContainerKey,
+        resource: str,
+        count: int,
+        free: frozenset[str],
+        taken: frozenset[str],
     ) -> tuple[str, ...]:
-        endpoint = self._books.endpoints.get(demand.resource)
+        endpoint = self._books.endpoints.get(resource)
         if endpoint is None or not endpoint.prefers():
             return ()
         available = shuffled(self._chance, free | taken)
-        self._note("preferring", demand.owner, demand.resource, available, str(demand.count))
+        self._note("preferring", owner, resource, available, str(count))
         must_include = shuffled(self._chance, taken)
-        answer = await endpoint.prefer(available, must_include, demand.count)
-        self._note("preferred", demand.owner, demand.resource, answer)
+        answer = await endpoint.prefer(available, must_include, count)
+        self._note("preferred", owner, resource, answer)
         return answer
 
-    async def _ask(self, demand: Demand, ids: frozenset[str]) -> None:
-        owner, resource = demand.owner, demand.resource
-        endpoint = self._books.endpoints.get(resource)
+    async def _ask(self, owner: ContainerKey, resource: str, ids: frozenset[str]) -> None:
         order = shuffled(self._chance, ids)
         self._note("allocating", owner, resource, order)
         try:
-            responses = await self._call(endpoint, resource, order)
+            responses = await self._books.endpoints[resource].allocate(order)
         except DeviceError as error:
             self._books.recount()
             self._note("allocate_refused", owner, resource, order, str(error))
             raise
-        if not responses:
-            text = "no containers return in allocation response "
-            self._note("allocate_refused", owner, resource, order, text)
-            raise DeviceError(text)  # the marks stay until the next collection, as in the kubelet
         numa = self._books.tables.get(resource, DeviceTable()).by_numa(order)
-        self._books.records.insert(owner, resource, DeviceRecord(numa, responses[0]))
+        self._books.insert(owner, resource, DeviceRecord(numa, responses[0]))
         self._note("allocated", owner, resource, order)
-
-    async def _call(
-        self, endpoint: PluginEndpoint | None, resource: str, order: list[str]
-    ) -> list[ContainerAllocateResponse]:
-        if endpoint is None:
-            raise DeviceError(f"unknown Device Plugin {resource}")
-        return await endpoint.allocate(order)
 
     def _note(
         self, kind: SeenKind, owner: ContainerKey, resource: str, ids: Iterable[str], text: str = ""
@@ -421,10 +378,7 @@ class Admitter:
         self._seen = seen
 
     async def admit(self, pod: PodSpec) -> KubeletAdmission:
-        """Run all handlers. A rejected pod is inactive at once.
-
-        Raises KubeletPanicError: see Allocator.allocate.
-        """
+        """Run all handlers. A rejected pod is inactive at once. Raises KubeletPanicError."""
         self.active[pod.uid] = pod
         self._seen.note("admitting", pod=pod.uid)
         refusal = await self._allocate(pod) or self._predicate(pod)
@@ -447,7 +401,11 @@ class Admitter:
         return None
 
     def _predicate(self, pod: PodSpec) -> tuple[str, str] | None:
-        room = self._raised(pod)
+        # The Node's allocatable is raised to what is held if the pod itself holds some of it.
+        room = dict(self._node.published)
+        if any(uid == pod.uid for uid, _ in self._books.records):
+            for resource, ids in self._books.in_use.items():
+                room[resource] = max(room.get(resource, 0), len(ids))
         refusal = self._lacking(pod, room)
         if refusal is not None or pod.node_selector.items() <= self._node.labels.items():
             return refusal
@@ -469,11 +427,3 @@ class Admitter:
                     f"requested: {asked}, used: {used}, capacity: {capacity}"
                 )
         return None
-
-    def _raised(self, pod: PodSpec) -> Mapping[str, int]:
-        """The Node's allocatable, raised to what is held if the pod itself holds some of it."""
-        room = dict(self._node.published)
-        if self._books.records.has_pod(pod.uid):
-            for resource, ids in self._books.in_use.items():
-                room[resource] = max(room.get(resource, 0), len(ids))
-        return room

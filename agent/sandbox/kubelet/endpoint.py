@@ -5,9 +5,8 @@ The connection behaves as grpc-go's.
 
 import asyncio
 import random
-import re
 import struct
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -19,7 +18,6 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
-from agent.sandbox.kubelet.pods import ContainerKey
 from agent.wire.v1beta1 import (
     AllocateRequest,
     ContainerAllocateRequest,
@@ -29,22 +27,16 @@ from agent.wire.v1beta1 import (
     DevicePluginOptions,
     DevicePluginStub,
     PreferredAllocationRequest,
-    PreStartContainerRequest,
 )
 
 if TYPE_CHECKING:
     from grpclib._typing import IProtoMessage
 
-# The device table of one resource and the choice of ids for a container.
-#
-# The rules and error texts are those of kubelet 1.36, without topology hints (policy none). So
-# every free id counts as one "without affinity".
+# The device table of one resource and the choice of ids for a container: the rules and texts of
+# kubelet 1.36, without topology hints (policy none). So every free id is "without affinity".
 
 HEALTHY: Final = "Healthy"
 NO_NUMA: Final = -1
-_QUALIFIED_PREFIX_LIMIT: Final = 253
-_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 class DeviceError(Exception):
@@ -102,66 +94,6 @@ class DeviceTable:
         return {node: tuple(members) for node, members in grouped.items()}
 
 
-def is_extended_resource(name: str) -> bool:
-    """Whether a plugin may register this resource name."""
-    domain, slash, tail = name.partition("/")
-    if not slash or "kubernetes.io/" in name or name.startswith("requests."):
-        return False
-    prefix_fits = len("requests." + domain) <= _QUALIFIED_PREFIX_LIMIT
-    return bool(prefix_fits and _SUBDOMAIN.fullmatch(domain) and _NAME.fullmatch(tail))
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The request of one container for one resource, and its recorded ids."""
-
-    owner: ContainerKey
-    resource: str
-    count: int
-    recorded: frozenset[str] | None = None
-
-    def still_needed(self) -> int:
-        """How many ids are missing.
-
-        Raises DeviceError: the container's record holds another count.
-        """
-        if self.recorded is None:
-            return self.count
-        if len(self.recorded) != self.count:
-            uid, container = self.owner
-            raise DeviceError(
-                f'pod "{uid}" container "{container}" changed request for resource '
-                f'"{self.resource}" from {len(self.recorded)} to {self.count}'
-            )
-        return 0
-
-    def require_health(self, table: DeviceTable | None) -> DeviceTable:
-        """Return the table if the resource can be allocated, even for a count of 0.
-
-        Raises DeviceError: unregistered, no healthy id, or a recorded id is unhealthy.
-        """
-        if table is None:
-            raise DeviceError(f"cannot allocate unregistered device {self.resource}")
-        blocked = f"cannot allocate unhealthy devices {self.resource}"
-        if not table.healthy:
-            raise DeviceError(f"no healthy devices present; {blocked}")
-        if self.recorded is not None and not self.recorded <= table.healthy:
-            raise DeviceError(f"previously allocated devices are no longer healthy; {blocked}")
-        return table
-
-    def available(
-        self, table: DeviceTable, in_use: Collection[str], missing: int
-    ) -> frozenset[str]:
-        """The ids that can be allocated now. Raises DeviceError: they are fewer than needed."""
-        free = table.healthy.difference(in_use)
-        if len(free) < missing:
-            raise DeviceError(
-                f"requested number of devices unavailable for {self.resource}. "
-                f"Requested: {missing}, Available: {len(free)}"
-            )
-        return free
-
-
 def draw(chance: random.Random, ids: Iterable[str], count: int) -> frozenset[str]:
     """At most `count` ids in random order, as from the kubelet's maps."""
     pool = sorted(ids)
@@ -188,7 +120,6 @@ def shuffled(chance: random.Random, values: Iterable[str]) -> list[str]:
 MESSAGE_LIMIT: Final = 4 * 1024 * 1024
 DIAL_TIMEOUT: Final = 10.0
 GRACE_PERIOD: Final = 300.0
-_PRE_START_TIMEOUT: Final = 30.0
 _FIRST_REDIAL: Final = 1.0
 _REDIAL_GROWTH: Final = 1.6
 _CODES: Final[Mapping[Status, str]] = {
@@ -224,26 +155,6 @@ class _BoundedCodec(ProtoCodec):
             raise GRPCError(Status.INTERNAL, text) from error
 
 
-class _GreetedProtocol(H2Protocol):
-    """Knows when the server's first frame came: before, grpc-go does not count as connected."""
-
-    def __init__(self, plain: H2Protocol) -> None:
-        super().__init__(plain.handler, plain.config, plain.h2_config)
-        self.settled = asyncio.Event()
-        self.greeted = False
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self.greeted = True
-        self.settled.set()
-
-    @override
-    def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
-        self.settled.set()
-
-
 class PluginChannel(Channel):
     """A connection to one plugin socket, with `:authority: localhost` as kubelet ≥ 1.26 sends."""
 
@@ -270,24 +181,9 @@ class PluginChannel(Channel):
     def _get_authority(self, host: str, port: int) -> str:
         return "localhost"
 
-    @override
-    def _protocol_factory(self) -> H2Protocol:
-        return _GreetedProtocol(super()._protocol_factory())
-
-    async def connect(self) -> None:
-        """Connect and wait for the server's first frame.
-
-        Raises OSError: no process listens, or the connection broke before the first frame.
-        """
-        protocol = await self.__connect__()
-        if isinstance(protocol, _GreetedProtocol):
-            await protocol.settled.wait()
-            if not protocol.greeted:
-                raise ConnectionResetError("connection lost before the server preface")
-
 
 async def dial(path: Path) -> PluginChannel:
-    """Dial a plugin; retry after 1, 1.6, 2.56 … s, for 10 s in all.
+    """Dial a plugin until something listens; retry after 1, 1.6, 2.56 … s, for 10 s in all.
 
     Raises DeviceError: no answer in time; the text is the kubelet's.
     """
@@ -296,7 +192,7 @@ async def dial(path: Path) -> PluginChannel:
         async with asyncio.timeout(DIAL_TIMEOUT):
             while True:
                 try:
-                    await channel.connect()
+                    await channel.__connect__()
                 except OSError:
                     await asyncio.sleep(delay)
                     delay *= _REDIAL_GROWTH
@@ -385,19 +281,6 @@ class PluginEndpoint:
         first = answer.container_responses[:1]
         return tuple(device_id for response in first for device_id in response.device_i_ds)
 
-    async def pre_start(self, ids: Iterable[str]) -> None:
-        """One PreStartContainer with the kubelet's deadline of 30 s.
-
-        Raises DeviceError: the call failed.
-        """
-        request = PreStartContainerRequest(list(ids))
-        try:
-            call = self._stub().pre_start_container(request, timeout=_PRE_START_TIMEOUT)
-            await _answered(call)
-        except DeviceError as error:
-            text = f"device plugin PreStartContainer rpc failed with err: {error}"
-            raise DeviceError(text) from error
-
     def _stub(self) -> DevicePluginStub:
         if self._channel is None or self.stopped_at is not None:
             raise DeviceError(f"endpoint {self.resource} has been stopped")
@@ -407,8 +290,5 @@ class PluginEndpoint:
 async def _answered(call: Coroutine[object, object, _AnswerT]) -> _AnswerT:
     try:
         return await call
-    except TimeoutError as error:
-        late = GRPCError(Status.DEADLINE_EXCEEDED, "context deadline exceeded")
-        raise DeviceError(go_text(late), go_description(late)) from error
     except PLUGIN_FAULTS as error:
         raise DeviceError(go_text(error), go_description(error)) from error

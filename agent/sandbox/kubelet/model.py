@@ -457,8 +457,8 @@ class KubeletModel:
 
     def held(self, resource: str) -> Mapping[ContainerKey, frozenset[str]]:
         """The recorded ids of each container."""
-        records = self._books.records if self._books else ()
-        return {owner: record.ids for owner, name, record in records if name == resource}
+        records = self._books.records if self._books else {}
+        return {owner: held[resource].ids for owner, held in records.items() if resource in held}
 
     @property
     def _books(self) -> KubeletBooks | None:

@@ -194,8 +194,6 @@ SeenKind = Literal[
     "allocating",
     "allocated",
     "allocate_refused",
-    "prestarted",
-    "prestart_refused",
     "admitting",
     "admitted",
     "rejected",

@@ -6,7 +6,6 @@ disconnects the current client.
 """
 
 import asyncio
-import os.path
 import random
 import socket
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ from agent.sandbox.kubelet.endpoint import (
     PluginEndpoint,
     dial,
     go_text,
-    is_extended_resource,
 )
 from agent.sandbox.kubelet.pods import KubeletLog, PodSpec
 from agent.wire.v1 import (
@@ -154,8 +152,7 @@ class RegistrationServer(RegistrationBase):
     async def register(self, message: RegisterRequest) -> Empty:
         resource = message.resource_name
         try:
-            _require_valid(message)
-            await self._connect(resource, self._socket(message.endpoint))
+            await self._connect(resource, message)
         except DeviceError as error:
             self._seen.note("register_refused", resource=resource, text=str(error))
             raise GRPCError(Status.UNKNOWN, str(error)) from error
@@ -166,14 +163,13 @@ class RegistrationServer(RegistrationBase):
         for channel in self._channels:
             channel.close()
 
-    def _socket(self, endpoint: str) -> Path:
-        # Go's filepath.Join: an absolute name stays below the directory, dots are resolved
-        return Path(os.path.normpath(f"{self._directory}/{endpoint}"))
-
-    async def _connect(self, resource: str, path: Path) -> None:
+    async def _connect(self, resource: str, message: RegisterRequest) -> None:
+        if message.version != VERSION:
+            supported = f'not supported by kubelet. Supported version is ["{VERSION}"]'
+            raise DeviceError(f'requested API version "{message.version}" is {supported}')
         client = self._clients[resource] = _Client()
         try:
-            client.channel = await dial(path)
+            client.channel = await dial(self._directory / message.endpoint)
             self._channels.add(client.channel)
             endpoint = await self._ask_options(resource, client.channel)
         except BaseException:
@@ -208,16 +204,6 @@ class RegistrationServer(RegistrationBase):
                 current.channel.close()
                 self._channels.discard(current.channel)
             self._books.disconnected(resource, text)
-
-
-def _require_valid(message: RegisterRequest) -> None:
-    if message.version != VERSION:
-        raise DeviceError(
-            f'requested API version "{message.version}" is not supported by kubelet. '
-            f'Supported version is ["{VERSION}"]'
-        )
-    if not is_extended_resource(message.resource_name):
-        raise DeviceError(f'the ResourceName "{message.resource_name}" is invalid')
 
 
 class PodResourcesLister(PodResourcesListerBase):
@@ -280,7 +266,7 @@ class PodResourcesLister(PodResourcesListerBase):
     def _held(self, uid: str, container: str) -> Sequence[ContainerDevices]:
         entries = [
             entry
-            for resource, record in self._books.records.of_container((uid, container)).items()
+            for resource, record in self._books.records.get((uid, container), {}).items()
             for node, ids in record.numa.items()
             for device_id in ids
             for entry in _entries(resource, device_id, (node,))

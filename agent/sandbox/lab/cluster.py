@@ -346,7 +346,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
 
         log = stack.enter_context(contextlib.closing(AgentLog(places.log, pulse.beat)))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        scheduler = SchedulerModel(store, clock, chance, settings=options.scheduler, eager=True)
+        scheduler = SchedulerModel(store, clock, chance, settings=options.scheduler)
         loop = KubeletPodLoop(kubelet, store, NODE, eager=True)
         standing = [tasks.create_task(one.run()) for one in (loop, scheduler)]
         cluster = SandboxCluster(

@@ -8,7 +8,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from agent.allocate.room import ContainerRequest
@@ -80,7 +80,9 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
         if not is_init:
             # In the sorted order, on which later ties depend.
             loads = {one.uuid: Load(1, one.memory_mib, one.core_percent) for one in shares}
-            running = [gpu.with_load(loads.get(gpu.capacity.uuid, Load())) for gpu in gpus]
+            running = [
+                replace(gpu, load=gpu.load + loads.get(gpu.capacity.uuid, Load())) for gpu in gpus
+            ]
         before.append(shares)
     return NodeFit((*inits, *groups))
 
@@ -106,7 +108,7 @@ def _fit_container(
             refusals.update((share.uuid, "NumaNotFit") for share in picked)
             numa, picked = gpu.capacity.numa, []
         share = Share(uuid, request.memory_on(gpu.capacity.registered_mib), request.cores)
-        held = Reservation(node.name, (*before, (*picked, share)), wishes.inits)
+        held = Reservation("", (*before, (*picked, share)), wishes.inits)
         refusal = refusal or _refuse_share(gpu, share, wishes, held)
         if refusal is not None:
             refusals[uuid] = refusal

@@ -1,38 +1,34 @@
 """The scheduler's values: GPUs, their use, nodes, and what pods ask for."""
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
+
+from typing_extensions import override
 
 from agent.allocate.room import ContainerRequest, RequestRules, read_request
 from agent.cluster import NOT_WHOLE
 from agent.hami.annotations import RegisteredGpu
-from agent.kube.objects import decode_quantity, decode_whole
+from agent.kube.objects import decode_whole
+from agent.model import GpuUuid
 from agent.sandbox.store import Json
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """The use of one GPU: slots, memory in MiB, and percent of its cores."""
 
     slots: int = 0
     memory_mib: int = 0
     core_percent: int = 0
 
-    def __add__(self, other: "Load") -> "Load":
-        return Load(
-            self.slots + other.slots,
-            self.memory_mib + other.memory_mib,
-            self.core_percent + other.core_percent,
-        )
+    @override
+    def __add__(self, other: "Load") -> "Load":  # type: ignore[override] # no concatenation
+        return Load(*map(operator.add, self, other))
 
     def greater(self, other: "Load") -> "Load":
         """The greater of each number."""
-        return Load(
-            max(self.slots, other.slots),
-            max(self.memory_mib, other.memory_mib),
-            max(self.core_percent, other.core_percent),
-        )
+        return Load(*map(max, self, other))
 
 
 def peak_of(inits: Iterable[Load], apps: Iterable[Load]) -> Load:
@@ -55,10 +51,6 @@ class GpuView:
         """The memory that no pod has."""
         return self.capacity.registered_mib - self.load.memory_mib
 
-    def with_load(self, more: Load) -> "GpuView":
-        """The same GPU with additional use."""
-        return replace(self, load=self.load + more)
-
     @property
     def score(self) -> float:
         """How full the GPU is, 0 when it is idle (HAMi pkg/scheduler/policy/gpu_policy.go)."""
@@ -76,9 +68,13 @@ class GpuView:
 class RegisteredNode:
     """A registered node: its GPUs in the order of the annotation, and which are cordoned."""
 
-    name: str
     gpus: tuple[GpuView, ...]
     cordoned: frozenset[str] = frozenset()
+
+    def with_loads(self, loads: Mapping[GpuUuid, Load]) -> "RegisteredNode":
+        """The node with this use of its GPUs."""
+        gpus = (replace(one, load=loads.get(one.capacity.uuid, Load())) for one in self.gpus)
+        return replace(self, gpus=tuple(gpus))
 
     def score(self) -> float:
         """How full the node is (HAMi pkg/scheduler/policy/node_policy.go)."""
@@ -93,30 +89,17 @@ class RegisteredNode:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """HAMi's scheduler flags and the `nvidia` section of its device-config.yaml.
+    """HAMi's scheduler flags, and how its device-config.yaml reads requests.
 
-    - `memory_factor`: multiplies requested memory.
-    - `kube_qps`, `kube_burst`: limit all requests of the scheduler's client; HAMi's defaults.
+    `kube_qps`, `kube_burst`: limit all requests of the scheduler's client; HAMi's defaults.
     """
 
     scheduler_name: str = "hami-scheduler"
-    default_memory_mib: int = 0
-    default_core_percent: int = 0
-    memory_factor: int = 1
+    rules: RequestRules = RequestRules(known=True)  # noqa: RUF009 -- it is frozen
     gpu_policy: str = "spread"
     node_policy: str = "binpack"
     kube_qps: float = 5.0
     kube_burst: int = 10
-
-    @property
-    def rules(self) -> RequestRules:
-        """How it reads requests."""
-        return RequestRules(
-            memory_factor=self.memory_factor,
-            default_memory_mib=self.default_memory_mib,
-            default_core_percent=self.default_core_percent,
-            known=True,
-        )
 
     def quick(self) -> "SchedulerSettings":
         """The same with a client that hardly waits: `--kube-qps=500 --kube-burst=1000`."""
@@ -139,11 +122,6 @@ _GO_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 def parse_quantity(value: object) -> int | None:
     """A Kubernetes quantity as a whole number; None if it is a fraction or not a quantity."""
     return decode_whole(str(value))
-
-
-def quantity_value(value: object) -> int | None:
-    """A Kubernetes quantity rounded up, like `Quantity.Value`; None if it is not a quantity."""
-    return decode_quantity(str(value))
 
 
 def all_containers(pod: Json) -> Iterator[Json]:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from agent import cluster as annotations
 from agent.errors import MalformedText, cap
-from agent.hami.annotations import RegisteredGpu, decode_either, decode_pod_devices, is_json_form
+from agent.hami.annotations import decode_either, decode_pod_devices, is_json_form
 from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.model import GpuView, Load, RegisteredNode, parse_quantity
@@ -79,21 +79,8 @@ def check_node(seen: dict[str, object], node: Json, now: dt.datetime) -> Checkup
     return Checkup(True, asks or sight != before, asks)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The GPUs that one Node offers, without their use."""
-
-    gpus: tuple[RegisteredGpu, ...]
-    cordoned: frozenset[str] = frozenset()
-
-    def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode:
-        """The node with the use of its GPUs."""
-        states = tuple(GpuView(gpu, loads.get(gpu.uuid, Load())) for gpu in self.gpus)
-        return RegisteredNode(name, states, self.cordoned)
-
-
-def read_offer(noted: Mapping[str, str], *, is_json: bool = True) -> Offer | None:
-    """The offer of a Node's annotations; None if there is none or it cannot be decoded.
+def read_offer(noted: Mapping[str, str], *, is_json: bool = True) -> RegisteredNode | None:
+    """The node of these annotations, its GPUs unused; None if none can be decoded.
 
     HAMi reads only JSON; not `is_json`: whatever form its scheduler reads.
     """
@@ -105,19 +92,15 @@ def read_offer(noted: Mapping[str, str], *, is_json: bool = True) -> Offer | Non
     except MalformedText:
         return None
     cordoned = {word.strip() for word in noted.get(annotations.CORDON, "").split(",")} - {""}
-    return Offer(gpus, frozenset(cordoned))
+    return RegisteredNode(tuple(map(GpuView, gpus)), frozenset(cordoned))
 
 
 class Registry:
-    """The scheduler's registered nodes. Only `ingest` and `forget` change them.
-
-    `changes` counts the changes of the offers.
-    """
+    """The scheduler's registered nodes. Only `ingest` and `forget` change them."""
 
     def __init__(self) -> None:
-        self.changes = 0
         self._seen: dict[str, object] = {}
-        self._nodes: dict[str, Offer] = {}
+        self._nodes: dict[str, RegisteredNode] = {}
 
     def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
         """Ingest one node. Returns the annotations that must be written (None deletes).
@@ -128,7 +111,6 @@ class Registry:
         offer = read_offer(node["metadata"].get("annotations") or {})
         checkup = check_node(self._seen, node, now)
         if checkup.healthy and checkup.refresh and offer is not None:
-            self.changes += self._nodes.get(name) != offer
             self._nodes[name] = offer
         elif not checkup.healthy and name in self._nodes:
             self.forget(name)
@@ -138,13 +120,13 @@ class Registry:
 
     def forget(self, name: str) -> None:
         """Drop a node, with its counts."""
-        self.changes += self._nodes.pop(name, None) is not None
+        self._nodes.pop(name, None)
         self._seen.pop(name, None)
 
     def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode | None:
         """A registered node with the use of its GPUs, or None."""
-        offer = self._nodes.get(name)
-        return offer.state(name, loads) if offer else None
+        node = self._nodes.get(name)
+        return node.with_loads(loads) if node else None
 
 
 # The use of GPUs. Kubernetes counts the requests of pods against a ResourceQuota; HAMi counts what
@@ -182,37 +164,39 @@ class Usage:
     def __contains__(self, uid: str) -> bool:
         return uid in self._reservations
 
-    def observe(self, pod: Json) -> None:
-        """Take in a pod that was added or changed. Groups that cannot be decoded do not count.
+    def observe(self, pod: Json) -> bool:
+        """Take in a pod that was added or changed. Returns whether it holds less than before.
 
-        The groups are read when the pod is first seen, with the init containers' peak. The peak
-        ends with the first later event in which all of them have succeeded, and never comes back.
+        The groups are read when the pod is first seen, with the init containers' peak; those that
+        cannot be decoded do not count. The peak ends with the first later event in which all init
+        containers have succeeded, and never comes back.
         """
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
         noted = metadata.get("annotations") or {}
         node, known = noted.get(annotations.VGPU_NODE), self._reservations.get(uid)
         if pod["status"].get("phase") in TERMINAL:
-            self.forget(uid)
-        elif node is None or metadata.get("deletionTimestamp"):
-            return
-        elif known is not None:
-            # A late watch event can still have the node of an earlier placement.
-            past = known.is_past_init or has_passed_init(pod)
-            self._reservations[uid] = replace(known, is_past_init=past)
-        else:
+            return self.forget(uid)
+        if node is None or metadata.get("deletionTimestamp"):
+            return False
+        if known is None:
             with contextlib.suppress(MalformedText):
                 groups = decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
                 namespace = metadata.get("namespace", "")
                 found = Reservation(node, groups, model.init_count(pod), namespace=namespace)
                 self._reservations[uid] = found
+        elif not known.is_past_init and _has_passed_init(pod):
+            # A late watch event can still have the node of an earlier placement.
+            self._reservations[uid] = replace(known, is_past_init=True)
+            return True
+        return False
 
     def reserve(self, uid: str, reservation: Reservation) -> None:
         """Count a pod that was just placed. It replaces the pod's earlier reservation."""
         self._reservations[uid] = reservation
 
-    def forget(self, uid: str) -> None:
-        """Stop counting a pod."""
-        self._reservations.pop(uid, None)
+    def forget(self, uid: str) -> bool:
+        """Stop counting a pod. Returns whether it counted."""
+        return self._reservations.pop(uid, None) is not None
 
     def held(self, namespace: str) -> Load:
         """The sum that the pods of a namespace hold on all GPUs."""
@@ -229,7 +213,7 @@ class Usage:
         return total
 
 
-def has_passed_init(pod: Json) -> bool:
+def _has_passed_init(pod: Json) -> bool:
     """True once every init container that has a status ended with exit code 0."""
     statuses = pod["status"].get("initContainerStatuses") or ()
     ended = [((status.get("state") or {}).get("terminated") or {}) for status in statuses]
@@ -245,24 +229,20 @@ class Quotas:
     def __init__(self, usage: Usage, memory_factor: int) -> None:
         self._usage = usage
         self._factor = max(memory_factor, 1)
-        self._limits: dict[str, dict[str, int]] = defaultdict(dict)
-        self._seen: dict[tuple[str, str], Json] = {}
+        self._limits: dict[tuple[str, str], dict[str, int]] = {}
 
     def see(self, kind: str, quota: Json) -> None:
-        """Take in a ResourceQuota that was ADDED, MODIFIED or DELETED.
-
-        Its former limits end, even if another quota has the same limit.
-        """
-        namespace, name = quota["metadata"]["namespace"], quota["metadata"]["name"]
-        for resource in _hard(self._seen.pop((namespace, name), {})):
-            self._limits[namespace].pop(resource, None)
+        """Take in a ResourceQuota that was ADDED, MODIFIED or DELETED."""
+        key = (quota["metadata"]["namespace"], quota["metadata"]["name"])
+        self._limits.pop(key, None)
         if kind != "DELETED":
-            self._seen[namespace, name] = quota
-            self._limits[namespace] |= _hard(quota)
+            self._limits[key] = _hard(quota)
 
     def fits(self, namespace: str, memory_mib: int, core_percent: int) -> bool:
         """Whether the namespace may hold this much more. A limit of 0 blocks all."""
-        limits = self._limits[namespace]
+        limits: dict[str, int] = {}
+        for (where, _), hard in self._limits.items():
+            limits |= hard if where == namespace else {}
         held = self._usage.held(namespace) if limits else Load()
         memory = limits.get(model.MEMORY, float("inf")) * self._factor
         cores = limits.get(model.CORES, float("inf"))

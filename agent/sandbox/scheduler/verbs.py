@@ -29,8 +29,7 @@ from agent.sandbox.scheduler.registry import REQUESTING, Quotas, Registry, Reser
 from agent.sandbox.store import Json, NotFoundError, ObjectStore, StatusError
 
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
-"""Between the five tries of a write, as said in _STRATEGY."""
-_STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
+"""Seconds between the five tries of a write."""
 _CONTENTION: Final = ": node lock contention"
 LOCK_TIMEOUT: Final = 300
 """Seconds until a lock may be taken over."""
@@ -94,47 +93,22 @@ class StoreCluster:
                 return self.store.bind(namespace, name, node, uid=uid)
 
 
-class EventRecorder:
-    """Writes Events whose source is `component`; each is written when `record` returns.
-
-    As client-go's tools/record: one request for each Event, POST, then PATCH for the same text.
-    """
-
-    def __init__(self, cluster: SchedulerCluster, clock: Clock, component: str) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._component = component
-        self._written: dict[tuple[str, str, str], str] = {}
-        """The name of the Event of each UID, reason and text."""
-
-    async def record(self, pod: Json, notice: Notice) -> None:
-        """Write one Event about a pod, or the new time of one with the same text."""
-        metadata, now = pod["metadata"], self._clock.now()
-        key, stamp = (metadata["uid"], notice.reason, notice.message), encode_stamp(now)
-        where, verb = ("events", metadata["namespace"]), "patch"
-        body: Json = {"lastTimestamp": stamp}
-        if key not in self._written:
-            text = f"{' '.join(key)} {int(now.timestamp() * 1e6)}".encode()
-            self._written[key] = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
-            about = {part: metadata[part] for part in ("namespace", "name", "uid")}
-            verb, body = (
-                "create",
-                {
-                    "metadata": {"name": self._written[key], "namespace": metadata["namespace"]},
-                    "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
-                    "type": notice.type,
-                    "reason": notice.reason,
-                    "message": notice.message,
-                    "source": {"component": self._component},
-                    "firstTimestamp": stamp,
-                    "lastTimestamp": stamp,
-                },
-            )
-        try:
-            await self._cluster.request(verb, *where, self._written[key], body=body)
-        except StatusError as refusal:
-            del self._written[key]  # one that was removed is written anew next time
-            log.warning("scheduler.event_lost", reason=notice.reason, err=str(refusal))
+def event_about(pod: Json, notice: Notice, component: str, now: dt.datetime) -> Json:
+    """A new Event about a pod. Unlike client-go, nothing combines those of the same text."""
+    metadata, stamp = pod["metadata"], encode_stamp(now)
+    text = f"{metadata['uid']} {notice} {now.timestamp()}".encode()
+    name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
+    about = {part: metadata[part] for part in ("namespace", "name", "uid")}
+    return {
+        "metadata": {"name": name, "namespace": metadata["namespace"]},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+        "type": notice.type,
+        "reason": notice.reason,
+        "message": notice.message,
+        "source": {"component": component},
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+    }
 
 
 class LockError(Exception):
@@ -178,8 +152,8 @@ class NodeLocks:
                     return
                 if known.owner is None or await self._is_alive(*known.owner):
                     raise LockError(f"node {node} has been locked within 5m0s{_CONTENTION}")
-            await self._change("release", node, lambda held: None if held == first else held)
-        await self._change("set", node, lock)
+            await self._change(node, lambda held: None if held == first else held)
+        await self._change(node, lock)
 
     async def release(self, node: str, pod: Json) -> None:
         """Remove the pod's lock, or one without an owner. If that fails, its timeout ends it."""
@@ -189,27 +163,24 @@ class NodeLocks:
             return None if held is None or "," not in held or held.endswith(ending) else held
 
         try:
-            await self._change("release", node, free)
+            await self._change(node, free)
         except (LockError, StatusError) as failure:
             log.warning("scheduler.lock_not_released", node=node, err=str(failure))
 
-    async def _change(
-        self, verb: str, node: str, change: Callable[[str | None], str | None]
-    ) -> None:
+    async def _change(self, node: str, change: Callable[[str | None], str | None]) -> None:
         """Write the changed text of the lock. A refused write is tried five times in all."""
         async with self._turns[node]:
             held, _ = await self._read(node)
             if change(held) == held:
-                return None
-            for pause in (*_PAUSES, None):
+                return
+            for pause in _PAUSES:
                 try:
-                    return await self._write(node, change)
-                except StatusError as refusal:
-                    if pause is None:
-                        said = f"{verb} node lock (node={node}, retry strategy={_STRATEGY})"
-                        raise LockError(f"failed to {said}: {refusal}") from refusal
+                    await self._write(node, change)
+                except StatusError:
                     await asyncio.sleep(pause)
-        return None
+                else:
+                    return
+            await self._write(node, change)
 
     async def _write(self, node: str, change: Callable[[str | None], str | None]) -> None:
         held, version = await self._read(node)
@@ -258,9 +229,8 @@ def placement_patch(node: str, groups: Groups, seconds: int) -> Json:
 class HamiVerbs:
     """One HAMi scheduler: its state and its verbs.
 
-    `eager`: ingest a changed Node at once, which HAMi does only every 15 s. All requests go through
-    one client queue, also Events, which are sent while `run` runs. A decision does not wait, so
-    verbs of several pods may run at the same time.
+    All requests go through one client queue, also Events, which are sent while `run` runs. A
+    decision does not wait, so verbs of several pods may run at the same time.
     """
 
     def __init__(
@@ -269,19 +239,15 @@ class HamiVerbs:
         clock: Clock,
         rng: random.Random,
         settings: SchedulerSettings,
-        *,
-        eager: bool,
     ) -> None:
         self.settings = settings
         self.usage = Usage()
-        self.quotas = Quotas(self.usage, settings.memory_factor)
+        self.quotas = Quotas(self.usage, settings.rules.memory_factor)
         self._cluster = cluster
         self._allowance = Allowance(settings.kube_burst, 1 / settings.kube_qps)
-        self._recorder = EventRecorder(self, clock, settings.scheduler_name)
-        self._events: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
+        self._events: asyncio.Queue[Json] = asyncio.Queue()
         self._clock = clock
         self._rng = rng
-        self._eager = eager
         self._registry = Registry()
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
@@ -293,10 +259,15 @@ class HamiVerbs:
     async def run(self) -> NoReturn:
         """Send Events for ever, one after another. Events that wait at the end are lost."""
         while True:
-            await self._recorder.record(*await self._events.get())
+            event = await self._events.get()
+            try:
+                where = ("events", event["metadata"]["namespace"], event["metadata"]["name"])
+                await self.request("create", *where, body=event)
+            except StatusError as refusal:
+                log.warning("scheduler.event_lost", reason=event["reason"], err=str(refusal))
 
-    async def turn(self) -> None:
-        """Wait until the client may send its next request: `kube_burst` at once, then `kube_qps`.
+    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
+        """See `SchedulerCluster.request`. The client sends `kube_burst` at once, then `kube_qps`.
 
         Requests are sent in the order of their calls; one that waits delays only its caller.
         """
@@ -305,10 +276,6 @@ class HamiVerbs:
         self._allowance.spend(now)
         if wait:
             await asyncio.sleep(wait)
-
-    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
-        """See `SchedulerCluster.request`."""
-        await self.turn()
         return await self._cluster.request(verb, *where, body=body)
 
     async def see_node(self, kind: str, node: Json) -> bool:
@@ -321,27 +288,23 @@ class HamiVerbs:
         if self._signatures.get(name) == signature:
             return False
         self._signatures[name] = signature
-        if kind == "ADDED" or self._eager:
-            await self.ingest([node])
+        await self.ingest([node])
         return True
 
-    def see_pod(self, kind: str, pod: Json) -> None:
-        """Take in an event of a pod."""
+    def see_pod(self, kind: str, pod: Json) -> bool:
+        """Take in an event of a pod. Returns whether it makes room for others."""
         if kind == "DELETED":
             self._pods.pop(_owner(pod), None)
-            self.usage.forget(pod["metadata"]["uid"])
-        else:
-            self._pods[_owner(pod)] = pod
-            self.usage.observe(pod)
+            return self.usage.forget(pod["metadata"]["uid"])
+        self._pods[_owner(pod)] = pod
+        return self.usage.observe(pod)
 
-    async def ingest(self, nodes: Sequence[Json]) -> bool:
-        """Ingest nodes, all of them every 15 s as HAMi does. Returns whether an offer changed."""
-        before = self._registry.changes
+    async def ingest(self, nodes: Sequence[Json]) -> None:
+        """Ingest nodes: all of them every 15 s as HAMi, and a changed one at once, unlike HAMi."""
         async with self._registering:
             for node in nodes:
                 if writes := self._registry.ingest(node, self._clock.now()):
                     await self._write_handshake(node["metadata"]["name"], writes)
-        return self._registry.changes != before
 
     async def _write_handshake(self, name: str, writes: Any) -> None:  # noqa: ANN401 -- a patch
         patch = {"metadata": {"annotations": writes}}
@@ -375,7 +338,7 @@ class HamiVerbs:
                 self._tell(pod, WARNING, "FilteringFailed", str(refusal))
                 raise
         for notice in filtered.notices:
-            self._events.put_nowait((pod, notice))
+            self._tell(pod, *notice)
         return filtered
 
     def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
@@ -437,7 +400,8 @@ class HamiVerbs:
         self._tell(pod, NORMAL, "BindingSucceed", text)
 
     def _tell(self, pod: Json, kind: str, reason: str, text: str) -> None:
-        self._events.put_nowait((pod, Notice(kind, reason, text)))
+        notice, name = Notice(kind, reason, text), self.settings.scheduler_name
+        self._events.put_nowait(event_about(pod, notice, name, self._clock.now()))
 
 
 def is_closed(node: Json) -> bool:

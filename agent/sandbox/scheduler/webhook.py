@@ -9,6 +9,7 @@ from copy import deepcopy
 from typing import Final
 
 from agent.cluster import Requirement
+from agent.kube.objects import decode_quantity
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load, SchedulerSettings
 from agent.sandbox.scheduler.registry import Quotas
@@ -81,7 +82,7 @@ def _mutate_container(container: Json) -> bool:
     resources = container.get("resources") or {}
     limits = dict(resources.get("limits") or {})
     if model.PRIORITY in limits:
-        value = str(model.quantity_value(limits[model.PRIORITY]) or 0)
+        value = str(decode_quantity(str(limits[model.PRIORITY])) or 0)
         env = [*(container.get("env") or ()), {"name": "CUDA_TASK_PRIORITY", "value": value}]
         container["env"] = env
     shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, model.MEMORY_PERCENT))
@@ -117,7 +118,7 @@ def _read_percentage(container: Json) -> int | None:
     asked = model.lookup(container, model.MEMORY_PERCENT)
     if asked is None:
         return None
-    percent = model.quantity_value(asked)
+    percent = decode_quantity(str(asked))
     if percent is None or not 0 <= percent <= 100:
         shown = asked if percent is None else percent
         where = f"invalid {model.MEMORY_PERCENT} value {shown} in container {container['name']}"

@@ -85,7 +85,7 @@ class Extender:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._hami = HamiVerbs(
-            KubeCluster(api), SystemClock(), random.SystemRandom(), SchedulerSettings(), eager=True
+            KubeCluster(api), SystemClock(), random.SystemRandom(), SchedulerSettings()
         )
         self._news = asyncio.Queue[tuple[str, Sighting]]()
         self._seen = {resource: Followed(self._news, resource) for resource in KINDS}

@@ -1,7 +1,6 @@
 """What the sources say, without files."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agent.ledger import SourceFile
@@ -28,16 +27,6 @@ def plan_of(
         node_config=text("n.json", nodes),
     )
     return make_plan(sources)
-
-
-def rows_of(name: str) -> list[tuple[str, str]]:
-    """The rows of a text file beside this one: what stands before ` => `, and what behind it."""
-    lines = Path(__file__).with_name(name).read_text().splitlines()
-    return [
-        (before, after)
-        for before, arrow, after in (line.partition(" => ") for line in lines)
-        if arrow and not before.startswith("#")
-    ]
 
 
 def sources_of(words: str) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from agent.settings.files import DEVICE_CONFIG, refuse
 from agent.settings.reading import NodeValues, Sources, make_plan
 from agent.settings.schema import Setting
 from tests.hami_vectors import Vector, cases, vectors
-from tests.unit.settings.plans import plan_of, rows_of
+from tests.unit.rows import rows_of
+from tests.unit.settings.plans import plan_of
 
 
 def device_plan(text: str) -> NodeValues:
@@ -164,7 +165,7 @@ def test_a_file_with_an_error_is_refused_whole_and_not_half_forgotten(name: str)
 N1 = ("n1", {"gpu": "a100", "Pool": "X"})
 
 
-@pytest.mark.parametrize(("entries", "told"), rows_of("hami_files.txt"))
+@pytest.mark.parametrize(("entries", "told"), rows_of(__file__, "hami_files.txt"))
 def test_each_entry_counts_on_its_nodes_and_a_wrong_one_refuses_the_file_there_alone(
     entries: str, told: str
 ):

@@ -13,7 +13,8 @@ from agent.ledger import SourceFile
 from agent.settings.files import Place, read_yaml
 from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import FIELDS, build
-from tests.unit.settings.plans import plan_of, rows_of, sources_of
+from tests.unit.rows import rows_of
+from tests.unit.settings.plans import plan_of, sources_of
 
 GREAT = "1" + 309 * "0"
 HUGE = "0x" + 5000 * "f"
@@ -28,7 +29,7 @@ def refusal(**sources: object) -> SettingsError:
     return caught.value
 
 
-ROWS = rows_of("refused.txt")
+ROWS = rows_of(__file__, "refused.txt")
 LONG = "\n".join(f"{'  ' * n}k{n}:" for n in range(25))
 ODD = [
     ({"own": "a:\n  b: 1\n\tc: 1\n"}, "c.yaml:3:1: not valid YAML: found a tab character"),

@@ -14,7 +14,8 @@ from agent.model import SliceGroup, SliceList, slice_id
 from agent.setting import Field, WrongValue, duration, seconds_of, written
 from agent.settings.schema import BY_KEY, DRAFT, FIELDS, Settings, build, json_schema
 from tests.builders import G1
-from tests.unit.settings.plans import plan_of, rows_of, sources_of
+from tests.unit.rows import rows_of
+from tests.unit.settings.plans import plan_of, sources_of
 
 jsonschema: Any = pytest.importorskip("jsonschema", reason="comes with kubernetes-validate")
 
@@ -143,7 +144,7 @@ def test_it_is_a_schema_of_its_draft_and_takes_what_the_agent_takes():
 
 
 @pytest.mark.parametrize(
-    "words", [words for words, _ in rows_of("refused.txt") if words.startswith("own ")]
+    "words", [words for words, _ in rows_of(__file__, "refused.txt") if words.startswith("own ")]
 )
 def test_what_the_agent_refuses_is_invalid(words: str):
     assert errors_of(sources_of(words)["own"])

@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from tests.unit.settings.plans import plan_of, rows_of, sources_of
+from tests.unit.rows import rows_of
+from tests.unit.settings.plans import plan_of, sources_of
 
 COUNT = "sharing.splitCount"
 HERE = ("a", {"zone": "a"})
@@ -32,7 +33,7 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize(("words", "told"), rows_of("taken.txt"))
+@pytest.mark.parametrize(("words", "told"), rows_of(__file__, "taken.txt"))
 def test_the_sources_give_a_node_its_values(words: str, told: str):
     whole = " & ".join(SHORT.get(word, word) for word in words.split(" & "))
     plan = plan_of(**sources_of(whole))

@@ -1,7 +1,6 @@
 """Scenes for tests of matching: evidence with short names for what differs."""
 
 import msgspec
-import pytest
 
 from agent.allocate.match import (
     Ask,
@@ -14,7 +13,7 @@ from agent.allocate.match import (
     decide,
 )
 from agent.cluster import Phase, PodTable, PodView, Tombstone
-from agent.errors import Refusal, RefusalReason
+from agent.errors import Refusal
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row
 from agent.model import SliceId
 from tests.builders import (
@@ -153,10 +152,16 @@ def without_witness(
     return changed(scene, recorded=recorded, witnessed=False, records_read=read)
 
 
-def ask(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Question | Grant:
-    """One decision; of the pods to ask about, the first."""
-    step = decide(changed(scene, count=count, settings=settings))
-    return step if isinstance(step, Grant) else msgspec.structs.replace(step, pods=step.pods[:1])
+def said(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> str:
+    """The decision: `pod container`, `again` for a replay; a question and its first pod; a gate."""
+    try:
+        step = decide(changed(scene, count=count, settings=settings))
+    except Refusal as error:
+        return error.gate.name
+    if isinstance(step, Question):
+        return " ".join((step.ask.name, *(name for _, name in step.pods[:1]), *sorted(step.ids)))
+    one = step.candidate
+    return f"{one.pod.name} {one.container.name}" + " again" * (one.row is not None)
 
 
 def granted(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Grant:
@@ -164,13 +169,3 @@ def granted(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS)
     step = decide(changed(scene, count=count, settings=settings))
     assert isinstance(step, Grant)
     return step
-
-
-def refused_by(
-    scene: Evidence, gate: RefusalReason, count: int = 1, settings: MatchSettings = SETTINGS
-) -> Refusal:
-    """A decision that must be a refusal by that gate."""
-    with pytest.raises(Refusal) as caught:
-        decide(changed(scene, count=count, settings=settings))
-    assert gate is caught.value.gate
-    return caught.value

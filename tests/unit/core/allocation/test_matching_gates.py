@@ -4,12 +4,11 @@ Pods without a lock: which of them come from HAMi's scheduler all the same, and 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from agent.allocate.match import Ask, Evidence, MatchSettings, Question
+from agent.allocate.match import Evidence, MatchSettings, decide
 from agent.allocate.room import RequestRules
 from agent.cluster import PodTable, PodView, Role
 from agent.errors import Refusal, RefusalReason
@@ -33,17 +32,17 @@ from tests.unit.core.allocation.matching_scene import (
     UNIQUE,
     a_scene,
     annotated,
-    ask,
     changed,
     granted,
     holding,
     knowing,
     named_pod,
-    refused_by,
     row_of,
+    said,
     without_witness,
 )
 from tests.unit.core.allocation.refusals import check_refusal
+from tests.unit.rows import rows_of
 
 POD, OTHER = named_pod(1), named_pod(2)
 INIT_ONLY = named_pod(1, containers=(a_container(role=Role.INIT),))
@@ -149,11 +148,7 @@ SCENES = {
     "memory is short": given(f"{G1},NVIDIA,90000,1:;"),
     "compute is short": given(f"{G1},NVIDIA,1,101:;"),
 }
-TABLE = dict(
-    line.split(" => ")
-    for line in Path(__file__).with_name("gates.txt").read_text().splitlines()
-    if " => " in line and not line.startswith("#")
-)
+TABLE = dict(rows_of(__file__, "gates.txt"))
 DECIDED = frozenset(RefusalReason[row.partition(" | ")[0].strip("-")] for row in TABLE.values())
 
 
@@ -162,7 +157,7 @@ def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(name: str) -> Non
     gate, wrong, todo = TABLE[name].split(" | ")
     scene = SCENES[name]
     with pytest.raises(Refusal) as caught:
-        ask(scene, scene.count, scene.settings)
+        decide(scene)
 
     pod = "" if gate.endswith("-") else "team-a/train-1"
     check_refusal(caught.value, RefusalReason[gate.strip("-")], wrong=wrong, todo=todo, pod=pod)
@@ -173,7 +168,7 @@ def test_foreign_words_in_a_sentence_stay_on_one_line_and_short() -> None:
     other = admitting(a_pod(name="train-1", annotations=annotated(node=noise)))
     for scene in (other, malformed(noise)):
         with pytest.raises(Refusal) as caught:
-            ask(scene)
+            decide(scene)
         assert len(caught.value.sentence) < 700
         assert "\n" not in caught.value.sentence
 
@@ -182,7 +177,6 @@ ASKS = {"mem": 3000, "cores": 30}
 APP = a_container(name="app", count=0)
 INIT = a_container(role=Role.INIT, asks=ASKS)
 SIDECAR = a_container(role=Role.SIDECAR, asks=ASKS)
-CHECKED_REQUESTS = msgspec.structs.replace(SETTINGS, requests=RequestRules(known=True))
 
 
 def lockless(*inits: object, text: str = f"{ONE};", **changes: object) -> PodView:
@@ -206,16 +200,14 @@ def test_a_pod_for_which_hami_takes_no_lock_is_served_whoever_holds_one(inits, l
     assert ("main", "", 0) == (grant.candidate.container.name, grant.lock, grant.group)
 
 
-def test_the_node_is_read_once_because_hami_after_2_10_takes_a_lock_for_each() -> None:
-    pod = lockless()
-    scene = settled(pod, node_read=False)
-    lock = a_lock(name=pod.name)
+@pytest.mark.parametrize(
+    ("settings", "question"), [(SETTINGS, "NODE"), (UNIQUE, "NODE"), (STRICT, "LOCK train-1")]
+)
+def test_the_node_is_read_as_hami_after_2_10_takes_a_lock_for_each(settings, question) -> None:
+    scene, lock = settled(lockless(), node_read=False), a_lock(name="train-1")
 
-    for settings in (SETTINGS, UNIQUE):
-        assert ask(scene, settings=settings) == Question(Ask.NODE)  # it waits for no watch
-    assert ask(scene, settings=STRICT) == Question(Ask.LOCK, (pod.key,))
-    for settings in (SETTINGS, UNIQUE, STRICT):
-        assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
+    assert question == said(scene, settings=settings)
+    assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
 
 
 DROPPED = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
@@ -262,7 +254,7 @@ def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalR
     count = pod.gpu_containers[0].count
 
     for lock in (None, a_lock(name="other")):
-        refused_by(settled(pod, lock=lock, waited=True), gate, count)
+        assert gate.name == said(settled(pod, lock=lock, waited=True), count)
 
 
 @pytest.mark.parametrize("asks", [{}, {"mem-percentage": 100}, {"cores": 0}])
@@ -302,7 +294,5 @@ def test_an_annotation_that_was_edited_gives_no_more_than_was_asked_for(row) -> 
     scene = knowing(a_scene(pod, lock=pod), holding(pod))
 
     assert granted(scene)  # HAMi's device-config.yaml was not read
-    if is_served:
-        assert granted(scene, settings=CHECKED_REQUESTS)
-    else:
-        refused_by(scene, RefusalReason.NOT_AS_REQUESTED, settings=CHECKED_REQUESTS)
+    expected = "train-1 main" if is_served else "NOT_AS_REQUESTED"
+    assert expected == said(scene, settings=CHECKED)

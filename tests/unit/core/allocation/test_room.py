@@ -32,6 +32,7 @@ from tests.builders import (
     a_share,
     a_shared_gpu,
 )
+from tests.unit.rows import rows_of
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=1000, core_percent=100)
 OTHER = a_shared_gpu(gpu=a_gpu(uuid=G2), registered_mib=1000, core_percent=100)
@@ -50,20 +51,8 @@ def test_init_containers_count_by_their_peak_and_no_memory_means_all_of_it():
     assert GpuUse(1000, 10) == pod_use([claim(mib=0)], GPU)
 
 
-@pytest.mark.parametrize(
-    ("text", "mib"),
-    [
-        ("i20 s10 a5", 20),
-        ("s10 i20 s7 a5", 30),
-        ("s0 i20 s10 a15", 25),
-        ("s5 i20 s10 i30 a1 a2", 45),
-        ("i10 s5 i2 a30 a4", 39),
-        ("s1 s2 s4 i8", 15),
-        ("s3", 3),
-    ],
-)
-def test_a_sidecar_runs_beside_what_starts_after_it_in_whatever_order_they_come(text, mib):
-    """As AggregateContainerRequests of k8s.io/component-helpers sums them up."""
+def summed(text: str) -> str:
+    """What containers in that order need: `s` a sidecar, `i` an init container, `a` an app."""
     roles = {"s": Role.SIDECAR, "i": Role.INIT, "a": Role.APP}
     claims = [
         RoomClaim(
@@ -71,8 +60,8 @@ def test_a_sidecar_runs_beside_what_starts_after_it_in_whatever_order_they_come(
         )
         for place, word in enumerate(text.split())
     ]
-
-    assert mib == pod_use(claims, GPU).memory_mib == pod_use(claims[::-1], GPU).memory_mib
+    assert pod_use(claims, GPU) == pod_use(claims[::-1], GPU)
+    return str(pod_use(claims, GPU).memory_mib)
 
 
 def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
@@ -141,7 +130,7 @@ def pod_of(inits: str, apps: str) -> PodView:
     return decode_pod(pod | {"status": {"phase": "Running", **status}}, RESOURCE)
 
 
-def rows_of(view: PodView) -> list[Row]:
+def rows_of_pod(view: PodView) -> list[Row]:
     """The rows of a pod of which every container was answered."""
     groups = enumerate(filter(None, view.groups or ()))
     return [
@@ -150,32 +139,16 @@ def rows_of(view: PodView) -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("inits", "apps", "true", "counted"),
-    [
-        ("big:runs", "small:waits", 12000, 12000),
-        ("big:failed", "small:waits", 12000, 12000),
-        ("big:done", "small:waits", 4000, 4000),
-        ("big:runs/done", "small:waits", 4000, 4000),
-        ("big:waits/failed", "small:waits", 12000, 12000),
-        ("big:done small:runs", "small:waits", 12000, 12000),
-        # For HAMi 2.10 a sidecar is an init container like any other.
-        ("big:done +small:runs", "small:waits", 8000, 12000),
-        ("big:done +small:runs/done", "small:waits", 8000, 4000),
-        ("+small:runs big:runs", "small:waits", 16000, 12000),
-        ("big:runs +small:waits", "small:waits", 12000, 12000),
-        # Behind an init container without GPUs it counts an app container as nothing.
-        ("none:done", "big:runs", 12000, 0),
-        # An app container that was made tells that the init containers have succeeded.
-        ("big:waits", "small:waits/failed", 4000, 4000),
-    ],
-)
-def test_an_init_peak_counts_until_all_init_containers_have_succeeded(inits, apps, true, counted):
+@pytest.mark.parametrize(("pod", "expected"), rows_of(__file__, "room.txt"))
+def test_a_pod_takes_the_room_that_the_table_says(pod, expected):
+    inits, bar, apps = pod.partition("|")
+    if not bar:
+        assert expected == summed(pod)
+        return
     view = pod_of(inits, apps)
-    rows = rows_of(view)
-
+    rows = rows_of_pod(view)
     found = [claim_of(row) for row in rows if row.counts(view)]
-    assert true == gpu_use(found, WHOLE).memory_mib
     by_hami = filter(None, (scheduled(row, view) for row in rows))
-    assert counted == gpu_use(by_hami, WHOLE).memory_mib
+
+    assert expected == f"{gpu_use(found, WHOLE).memory_mib} {gpu_use(by_hami, WHOLE).memory_mib}"
     assert all(row.counts(None) for row in rows)  # of a pod that cannot be seen

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from agent.ledger import Ledger
 from agent.model import NO_INDEX, Condition, Health, Inventory
 from agent.report import gpu_degraded, gpu_events, pods_holding
 from tests.builders import NOON, a_gpu, a_health, a_row, a_share, a_shared_gpu, a_uuid, an_inventory
+from tests.unit.rows import rows_of
 
 LATER = NOON + dt.timedelta(hours=1)
 NOBODY = Ledger()
@@ -65,11 +65,7 @@ def told(change: str) -> str:
     return re.sub(r" \(GPU-[-0-9a-f]*\)", "", " & ".join(events)) or "nothing"
 
 
-CHANGES = dict(
-    line.split(" => ")
-    for line in Path(__file__).with_name("news.txt").read_text().splitlines()
-    if " => " in line and not line.startswith("#")
-)
+CHANGES = dict(rows_of(__file__, "news.txt"))
 """By change of the GPUs: what people are told."""
 
 

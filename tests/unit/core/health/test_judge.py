@@ -2,7 +2,6 @@
 
 import datetime as dt
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,6 +20,7 @@ from agent.model import (
     RecoveryAction,
 )
 from tests.builders import G1, NOON
+from tests.unit.rows import rows_of
 
 SETTINGS = HealthSettings()
 PASSED = Probe(G1, ProbeOutcome.PASSED)
@@ -110,34 +110,29 @@ def told(health: Health) -> str:
     return " ".join(filter(None, words)) + (f" | {health.text}" if health.text else "")
 
 
-HISTORIES = {
-    history.strip(): said.strip()
-    for line in Path(__file__).with_name("histories.txt").read_text().splitlines()
-    for history, arrow, said in [line.partition("=>")]
-    if arrow and not line.startswith("#")
-}
+HISTORIES = dict(rows_of(__file__, "histories.txt"))
 """By history: what is told of the GPU after it."""
+
+
+def said(history: str) -> str:
+    """What a row asks for: the health, what a cool-down still needs, what happened, or no news."""
+    kind, _, rest = history.partition(": ")
+    match kind:
+        case "needs":
+            return "; ".join(missing(*after(rest), SETTINGS)) or "nothing"
+        case "happened":
+            return past(after(rest)[0])
+        case "again":
+            words, _, report = rest.rpartition(" ")
+            health, now = after(words)
+            again = judge.judge(health, report_of(report), now, SETTINGS)
+            return "the same" if again is health else told(again)
+    return told(after(history)[0])
 
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_a_history_leads_to_what_is_told_of_it(history):
-    assert HISTORIES[history] == told(after(history)[0])
-
-
-def test_a_report_that_changes_nothing_gives_back_the_same_health():
-    for history, report in [
-        ("", "xid31"),
-        ("lose", "lose"),
-        ("lose", "fail"),
-        ("refuse", "refuse"),
-        ("xid54 pass*3", "pass"),
-        ("xid54", "xid54"),
-        ("deaf", "deaf"),
-        ("rows-failed", "rows-failed"),
-        ("fabric-failed", "fabric-failed"),
-    ]:
-        health, now = after(history)
-        assert health is judge.judge(health, report_of(report), now, SETTINGS), (history, report)
+    assert HISTORIES[history] == said(history)
 
 
 @pytest.mark.parametrize(
@@ -149,42 +144,6 @@ def test_what_the_operator_declares_harmless_is_forgotten_and_nothing_else(setti
 
     assert Condition.OK is judge.remembered(struck, NOON, settings, boot_changed=False).condition
     assert Condition.BAD is judge.remembered(faulty, NOON, settings, boot_changed=False).condition
-
-
-@pytest.mark.parametrize(
-    ("history", "wanted"),
-    [
-        ("", ()),
-        ("off", ()),
-        ("lose", ()),
-        ("lose pass", ("600 s more without a bad report", "2 more passed probes")),
-        ("silent", ()),
-        ("release", ()),
-        ("fabric-failed", ()),
-        ("0 refuse", ()),
-        ("-590 xid54 pass*2 10 ages", ("1 more passed probe",)),
-        ("0 xid54 pass*3 10 ages", ("590 s more without a bad report",)),
-    ],
-)
-def test_what_a_cool_down_still_needs_is_said(history, wanted):
-    assert wanted == missing(*after(history), SETTINGS)
-
-
-@pytest.mark.parametrize(
-    ("history", "happened"),
-    [
-        ("xid48", "XID 48: double-bit ECC error [H-048]"),
-        ("xid151", "XID 151: key rotation error [H-151]"),
-        ("ecc", "uncorrectable memory error [H-ECC]"),
-        ("lose pass", "it was lost and is back [H-LOST]"),
-        ("lose xid48 pass", "it was lost and is back [H-LOST]"),
-        ("xid48 advise-none", "XID 48: double-bit ECC error [H-048]"),
-        ("rows-pending", "memory rows or pages wait for a reset once the GPU is free [H-ROWS]"),
-        ("rows-failed", "memory rows could not be remapped: no spare rows are left [H-ROWS]"),
-    ],
-)
-def test_what_happened_is_told_without_what_is_to_be_done(history, happened):
-    assert happened == past(after(history)[0])
 
 
 def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_hours():
