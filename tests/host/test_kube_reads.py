@@ -32,7 +32,9 @@ def page(rest, *names):
     """An answer with so many objects, which promises more after the token `rest`."""
     metadata = {"resourceVersion": "7", "continue": rest}
     items = [{"metadata": {"uid": f"u-{name}", "name": name}} for name in names]
-    return web.Response(text=json.dumps({"metadata": metadata, "items": items}, separators=",:"))
+    return web.Response(
+        text=json.dumps({"metadata": metadata, "items": items}, separators=(",", ":"))
+    )
 
 
 @pytest.mark.parametrize(
