@@ -32,7 +32,6 @@ from agent.kube.client import (
     refused,
 )
 from agent.kube.objects import EventPoster, KubeApi
-from agent.kube.reader import NodeReader
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
@@ -152,7 +151,7 @@ async def test_a_closed_session_says_so(world):
         await world.session.call(ASK)
 
 
-# The Node: its condition is merged by its type, and its amounts are read.
+# A condition of the Node: merged by its type, the others stay.
 
 
 def degraded(*, status: bool) -> NodeCondition:
@@ -169,15 +168,6 @@ async def test_a_condition_is_created_and_replaced_and_the_others_stay(world):
     times = dict.fromkeys(("lastHeartbeatTime", "lastTransitionTime"), "2026-09-01T12:00:00Z")
     said = {"type": "GpuDegraded", "reason": "NotServed", "message": "GPU 1 is bad"}
     assert {"Ready": ready, "GpuDegraded": {"status": "True", **said, **times}} == found
-
-
-async def test_the_node_is_seen_with_its_amounts(world):
-    status = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
-    world.store.create("nodes", {"metadata": {"name": NODE}, "status": status})
-    reader = NodeReader(world.session, NODE)
-    sights = [await reader.get_sight(resource) for resource in (RESOURCE, "other.com/gpu")]
-
-    assert [(NODE, 12, 20), (NODE, 0, 0)] == [(it.name, it.slices, it.capacity) for it in sights]
 
 
 # Statuses of the API server become errors that callers act upon.
