@@ -1,13 +1,10 @@
 """What root in a container does to its directory, and what disks do, met without capabilities."""
 
-import contextlib
 import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,21 +23,10 @@ from tests.host.hook_space import (
 )
 
 pytestmark = HERE
-ALL = ("remove()", "clear()", "prepare()")
-"""What happens when the container is gone, and when there is another one of its name."""
 
 
 def names(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
-    at = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield at
-    finally:
-        os.close(at)
 
 
 CHANGED = [
@@ -91,22 +77,6 @@ print(os.listdir(hook / "vgpu" / "containers"))
     mounted = ("sh", "-c", 'mount -t tmpfs -o mode=755 none "$0" && exec "$@"', str(hook))
 
     assert ["prepared", "removed", "0 ", "[]"] == said(hook, lines, *mounted, *NO_PRIVILEGES)
-
-
-def test_odd_names_and_files_go(hook, leaf):
-    odd = ["\n\x1b[2Jforged" * 20, "a" * 255, "-rf", " ", os.fsdecode(b"\xff\xfe"), ".removed-x"]
-    with opened(leaf) as at:
-        for name in odd:
-            os.mkdir(name[:255], dir_fd=at)
-            os.close(os.open(f"{name[:255]}/f", os.O_CREAT | os.O_WRONLY, dir_fd=at))
-    os.mkfifo(leaf / "fifo")
-    os.truncate(os.open(leaf / "sparse", os.O_CREAT | os.O_WRONLY), 10 * 2**40)
-    (leaf / "link").symlink_to("/")
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as served, contextlib.chdir(leaf):
-        served.bind("socket")
-
-    assert ["removed", "0 ", "prepared"] == said(hook, each([leaf], *ALL), *NO_PRIVILEGES)
-    assert [leaf] == list(leaf.parent.iterdir())
 
 
 def test_what_is_mounted_in_it_is_neither_entered_nor_changed(hook, leaf, tmp_path):

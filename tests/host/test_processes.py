@@ -232,10 +232,10 @@ SYSTEMD = f"kubepods.slice/kubepods-besteffort-pod{UNDERSCORED}.slice"
 async def test_a_container_with_a_cgroup_lives_and_without_is_dead_if_the_tree_names_any(
     tmp_path, names, running
 ):
-    asked = frozenset({f"containerd://{ID}"})
+    asked = frozenset(f"containerd://{one}" for one in (ID, "c7" * 32))
     found = await a_tree(tmp_path / "cgroup", *names).running(asked)
 
-    assert (running and asked if running else running) == found
+    assert found == (None if running is None else {f"containerd://{one}" for one in running})
 
 
 @pytest.mark.parametrize(
