@@ -25,21 +25,22 @@ def node(tmp_path):
     return ProcNode(tmp_path)
 
 
+BESIDE = "a0" * 32
+POD, SCOPE = f"pod{UID}", f"cri-containerd-{ID}.scope"
+BURSTABLE, SLICE = "kubepods/burstable", "kubepods.slice/kubepods-burstable.slice"
+UNDERSCORED = UID.replace("-", "_")
+
+
 @pytest.mark.parametrize(
     ("path", "pod", "name"),
     [
-        ("kubepods/burstable", f"pod{UID}", ID),
-        ("kubepods", f"pod{UID}", ID),
-        (
-            "kubepods.slice/kubepods-burstable.slice",
-            f"kubepods-burstable-pod{UID.replace('-', '_')}.slice",
-            f"cri-containerd-{ID}.scope",
-        ),
-        ("kubelet/kubepods/besteffort", f"pod{UID}", ID),
-        ("pids/kubepods/burstable", f"pod{UID}", ID),
-        ("memory/kubepods/burstable", f"pod{UID}", ID),
+        (BURSTABLE, POD, ID),
+        ("kubepods", POD, ID),
+        (SLICE, f"kubepods-burstable-pod{UNDERSCORED}.slice", SCOPE),
+        ("kubelet/kubepods/besteffort", POD, ID),
+        (f"pids/{BURSTABLE}", POD, ID),
+        (f"memory/{BURSTABLE}", POD, ID),
     ],
-    ids=["cgroupfs", "guaranteed", "systemd", "nested", "v1", "v1 without pids"],
 )
 def test_a_pod_is_found_wherever_the_kubelet_puts_it(tmp_path, path, pod, name):
     node = ProcNode(tmp_path, path)
@@ -197,17 +198,12 @@ def test_the_kernel_tells_who_lives_without_roots_privileges(real, identity):
 # Which containers live: a directory of the cgroup tree bears their id.
 
 
-BESIDE = "a0" * 32
-UNDERSCORED = UID.replace("-", "_")
-
-
 def a_tree(root, *names):
     for name in names:
         (root / name).mkdir(parents=True)
     return CgroupContainers(root, Inline())
 
 
-BURSTABLE, SLICE = "kubepods/burstable", "kubepods.slice/kubepods-burstable.slice"
 SYSTEMD = f"kubepods.slice/kubepods-besteffort-pod{UNDERSCORED}.slice"
 
 
