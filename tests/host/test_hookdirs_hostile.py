@@ -218,12 +218,12 @@ def test_root_removes_what_the_agent_keeps_and_nothing_else(kept, tmp_path, by):
         ours = (TOP / "systemd" / "hami-agent.tmpfiles.conf").read_text()
         (text,) = re.findall(r"^e .*$", ours, re.MULTILINE)
         file = tmp_path / "ours.conf"
-        commands = ([tool, "--create", file], [tool, "--clean", file])
+        commands = [[tool, "--create", file], [tool, "--clean", file]]
     else:
         found = re.findall(r"^rm -rf .*$", (TOP / "RUNBOOK.md").read_text(), re.MULTILINE)
         (text,) = {line for line in found if ".removed-" in line}
         file = tmp_path / "command"
-        commands = (["sh", "-eu", file],)
+        commands = [["sh", "-eu", file]]
     file.write_text(text.replace("/usr/local", str(kept)) + "\n")
     for command in commands:
         subprocess.run(command, check=True)  # noqa: S603 -- our own words

@@ -80,16 +80,21 @@ def test_what_stands_in_a_broken_kubeconfig_is_not_told(path, secret):
     assert "s3cret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("is_in_pod", [False, True])
-async def test_a_kubeconfig_or_a_pods_account_gives_server_and_token(path, account, is_in_pod):
+@pytest.mark.parametrize(
+    ("is_in_pod", "server", "token"),
+    [(False, "https://api.test:6443", "secret"), (True, "https://10.0.0.1:443", "first")],
+)
+async def test_a_kubeconfig_or_a_pods_account_gives_server_and_token(
+    path, account, is_in_pod, server, token
+):
     in_pod = Connection(service_account=account, environment=IN_CLUSTER)
     found = (await open_access(in_pod if is_in_pod else Connection(path))).configuration
 
-    server, token = "https://api.test:6443", "Bearer secret"
-    if is_in_pod:
-        server, token = "https://10.0.0.1:443", "Bearer first"
-        assert str(account / "ca.crt") == found.ssl_ca_cert
-    assert (server, token) == (found.host, await found.get_api_key_with_prefix("BearerToken"))
+    assert (server, f"Bearer {token}") == (
+        found.host,
+        await found.get_api_key_with_prefix("BearerToken"),
+    )
+    assert not is_in_pod or str(account / "ca.crt") == found.ssl_ca_cert
 
 
 @pytest.mark.parametrize(

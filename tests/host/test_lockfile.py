@@ -147,7 +147,7 @@ def test_another_user_of_the_host_cannot_lock_it(older):
         lock.try_take()
         lock.release()
 
-        command = [sys.executable, "-S", "-c", STRANGER, path]
+        command = [sys.executable, "-S", "-c", STRANGER, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- our own
 
         assert ("kept out\n", "") == (done.stdout, done.stderr)
