@@ -234,9 +234,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         # A node that offers nothing is one to look at.
         if args.interactive and (scene.placed or cluster.agent.code is None):
             say(invitation(cluster))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(lab.keep_agent(cluster, scene.record.note))
-                group.create_task(lab.tell_news(cluster, scene.record.note))
+            await lab.keep_agent(cluster, scene.record.note)
 
         log = [] if record.ok else cluster.log.last(LOG_LINES)
 

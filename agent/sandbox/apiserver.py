@@ -23,8 +23,8 @@ import asyncio
 import contextlib
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
@@ -61,16 +61,17 @@ class ApiCall:
     user: str
     verb: str
     resource: str
+    subresource: str
     name: str
     code: int
 
 
+@dataclass(eq=False)
 class Journal:
     """Keeps a bounded number of calls, and counts all calls since the start, refused ones too."""
 
-    def __init__(self) -> None:
-        self.calls: deque[ApiCall] = deque(maxlen=10_000)
-        self.counts: Counter[tuple[str, str, str]] = Counter()
+    calls: deque[ApiCall] = field(default_factory=lambda: deque(maxlen=10_000))
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def note(self, call: ApiCall) -> None:
         """Record one call."""
@@ -81,10 +82,6 @@ class Journal:
         """How many writes the user tried."""
         return self._count(user, WRITES)
 
-    def reads(self, user: str) -> int:
-        """How many reads the user tried, watches not included."""
-        return self._count(user, {"get", "list"})
-
     def watches(self, user: str) -> int:
         """How many watches the user started."""
         return self._count(user, {"watch"})
@@ -94,6 +91,7 @@ class Journal:
         return sum(count for who, verb, count in found if who == user and verb in verbs)
 
 
+@dataclass(eq=False)
 class ApiServerModel:
     """One API server; `tokens` maps bearer tokens to user names.
 
@@ -103,24 +101,17 @@ class ApiServerModel:
     StatusError.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        tokens: Mapping[str, str],
-        admit: Callable[[Json], Json] | None = None,
-        rights: Rights | None = None,
-    ) -> None:
-        self.store = store
-        self._rights = rights or {}
-        self._admit = admit
-        self.journal = Journal()
-        self.port = 0
-        self._tokens = dict(tokens)
-        self._throttled = 0
-        self._retry_after = 1
-        self._watches: set[WatchStream] = set()
-        self._server: web.Server | None = None
-        self._listener: asyncio.Server | None = None
+    store: ObjectStore
+    tokens: dict[str, str]
+    admit: Callable[[Json], Json] | None = None
+    rights: Rights = field(default_factory=dict)
+    journal: Journal = field(default_factory=Journal)
+    port: int = 0
+    _throttled: int = 0
+    _retry_after: int = 1
+    _watches: set["WatchStream"] = field(default_factory=set)
+    _server: web.Server | None = None
+    _listener: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
@@ -171,7 +162,7 @@ class ApiServerModel:
             return web.Response(text="ok")
         user, target, headers = "", Target(request.method.lower(), request.path), {}
         try:
-            user = requests.identify(self._tokens, request.headers.get("Authorization"))
+            user = requests.identify(self.tokens, request.headers.get("Authorization"))
             if self._throttled > 0:
                 self._throttled -= 1
                 headers = {"Retry-After": str(self._retry_after)}
@@ -183,7 +174,7 @@ class ApiServerModel:
                 code, answer = 200, VERSION
             else:
                 target = requests.parse_target(request.method, request.path, request.query)
-                authorize(user, target, self._find(target), self._rights)
+                authorize(user, target, self._find(target), self.rights)
                 requests.require_served(target)
                 if target.verb == "watch":
                     return await self._watch(request, user, target)
@@ -204,7 +195,7 @@ class ApiServerModel:
             case "list":
                 return 200, requests.list_objects(self.store, target)
             case "create":
-                return 201, requests.create(self.store, target, body, self._admit)
+                return 201, requests.create(self.store, target, body, self.admit)
             case "patch":
                 return 200, requests.patch(self.store, target, content_type, body)
             case _:
@@ -214,7 +205,7 @@ class ApiServerModel:
         review = requests.parse_object(body)
         asked, is_allowed = requests.parse_review(review), True
         try:
-            authorize(user, asked, self._find(asked), self._rights)
+            authorize(user, asked, self._find(asked), self.rights)
         except ForbiddenError:
             is_allowed = False
         return review | {"status": {"allowed": is_allowed}}
@@ -239,7 +230,8 @@ class ApiServerModel:
             return None
 
     def _note(self, user: str, target: Target, code: int) -> None:
-        self.journal.note(ApiCall(user, target.verb, target.resource, target.name, code))
+        at = (target.resource, target.subresource, target.name)
+        self.journal.note(ApiCall(user, target.verb, *at, code))
 
 
 class WatchStream:

@@ -66,11 +66,12 @@ class SimulatedDriver:
         try:
             async with talk.answering(self._socket_path, HardwareRequest("events")) as answer:
                 self._streams.add(answer)
-                if (reply := await self._next(answer)) != talk.STREAM_BEGINS:
+                reply = await talk.next_reply(answer, self._socket_path)
+                if reply != talk.STREAM_BEGINS:
                     raise _refused(reply)
                 if opened is not None:
                     opened()
-                while (reply := await self._next(answer)).event is not None:
+                while (reply := await talk.next_reply(answer, self._socket_path)).event is not None:
                     yield reply.event
                 raise _refused(reply)
         except DriverError:
@@ -106,9 +107,6 @@ class SimulatedDriver:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise DriverError("the driver session was closed")
-
-    async def _next(self, answer: aiohttp.ClientResponse) -> HardwareReply:
-        return await talk.next_reply(answer, self._socket_path)
 
     async def _ask(self, request: HardwareRequest) -> HardwareReply:
         self._refuse_closed()

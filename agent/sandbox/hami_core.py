@@ -22,8 +22,6 @@ PRIORITY: Final = "CUDA_TASK_PRIORITY"
 SEMAPHORES: Final = (24, 2008920)
 SEQLOCK: Final = 1936
 """The offset in a slot."""
-CORE_LIMITS: Final = 8 * MAX_GPUS
-"""From the memory limits to the limits of the cores."""
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _PURPOSES: Final = {"context": 0, "module": 8, "data": 16}
 _TOTAL: Final = 32
@@ -50,12 +48,16 @@ class HamiCoreRegion:
             self.path.chmod(0o666)
         if self.path.stat().st_size:
             return
+
+        def limit(variable: str, index: int) -> int:
+            own = limit_of(environment.get(f"{variable}_{index}", ""))
+            return own or limit_of(environment.get(variable, ""))
+
+        memory = [limit(MEMORY_LIMIT, index) for index in range(MAX_GPUS)]
+        cores = [limit(CORE_LIMIT, index) or 100 for index in range(MAX_GPUS)]
         self.put(offsets.size, "B", 0)
         self.put(4, "II", *(offsets.version or ()))
-        limits = [_limit(environment, MEMORY_LIMIT, i) for i in range(MAX_GPUS)]
-        self.put(offsets.memory_limits, "16Q", *limits)
-        limits = [_limit(environment, CORE_LIMIT, i) or 100 for i in range(MAX_GPUS)]
-        self.put(offsets.memory_limits + CORE_LIMITS, "16Q", *limits)
+        self.put(offsets.memory_limits, "32Q", *memory, *cores)
         for semaphore in SEMAPHORES:
             self.put(semaphore, "III", 1, 0, 0x80)
         self.put(offsets.tail, "iiii", 0, 1, 2, int(environment.get(PRIORITY, "1")))
@@ -83,9 +85,7 @@ class HamiCoreRegion:
 
     def get(self, offset: int, form: str) -> int:
         """Read one number."""
-        with self.path.open("rb") as region:
-            region.seek(offset)
-            number: int = struct.unpack(f"<{form}", region.read(struct.calcsize(f"<{form}")))[0]
+        number: int = struct.unpack_from(f"<{form}", self.path.read_bytes(), offset)[0]
         return number
 
     def put(self, offset: int, form: str, *values: int | bytes) -> None:
@@ -122,8 +122,3 @@ class HamiCoreProcess:
     def launch(self, now: dt.datetime) -> None:
         """Launch a kernel that nothing holds back."""
         self._region.put(self._region.offsets.tail + 16, "Q", int(now.timestamp()))
-
-
-def _limit(environment: Mapping[str, str], variable: str, index: int) -> int:
-    own = limit_of(environment.get(f"{variable}_{index}", ""))
-    return own or limit_of(environment.get(variable, ""))

@@ -9,14 +9,15 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 import msgspec
 import structlog
 from aiohttp import web
 
-from agent.errors import AgentError, PermissionFault, SettingsError, cap
+from agent.errors import AgentError, DriverError, DriverMissing, PermissionFault, SettingsError, cap
 from agent.health.judge import XidClass, xid_class
 from agent.model import (
     DriverEvent,
@@ -50,13 +51,12 @@ RESET_TIME: Final = 1.0
 """Seconds for which a GPU is lost during its reset."""
 
 
-class GpuProfile(msgspec.Struct, frozen=True):
-    """One GPU model. `name` and `memory_mib` are NVML's values.
+class GpuProfile(NamedTuple):
+    """One GPU model; name and memory are NVML's values.
 
     `nvlinks` connect each two GPUs of `linked` neighbours: a bridge has 2, a switch all.
     """
 
-    key: str
     name: str
     memory_mib: int
     nvlinks: int = 0
@@ -64,13 +64,10 @@ class GpuProfile(msgspec.Struct, frozen=True):
 
 
 PROFILES: Final[Mapping[str, GpuProfile]] = {
-    profile.key: profile
-    for profile in (
-        GpuProfile("h100", "NVIDIA H100 80GB HBM3", 81559, 18),
-        GpuProfile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12),
-        GpuProfile("t4", "Tesla T4", 15360),
-        GpuProfile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, linked=2),
-    )
+    "h100": GpuProfile("NVIDIA H100 80GB HBM3", 81559, 18),
+    "a100": GpuProfile("NVIDIA A100-SXM4-80GB", 81920, 12),
+    "t4": GpuProfile("Tesla T4", 15360),
+    "rtx3090": GpuProfile("NVIDIA GeForce RTX 3090", 24576, 4, linked=2),
 }
 
 
@@ -84,37 +81,33 @@ class Description(msgspec.Struct, frozen=True):
 def described(spec: str) -> Description:
     """The hardware that `PROFILE:COUNT` or `PROFILE` describes. Raises SettingsError."""
     key, colon, count = spec.partition(":")
-    profile = PROFILES.get(key)
-    if profile is None:
+    if key not in PROFILES:
         names = ", ".join(PROFILES)
         raise SettingsError(f"--simulate {spec}: there is no profile `{key}`; use {names}")
     count = count if colon else "1"
     if not (count.isascii() and count.isdigit() and int(count) <= MOST_GPUS):
         raise SettingsError(f"--simulate {spec}: `{count}` is not a number up to {MOST_GPUS}")
-    return Description(DRIVER_VERSION, gpus_of(profile, int(count)))
+    return Description(DRIVER_VERSION, _gpus_of(key, int(count)))
 
 
-def derived_uuid(seed: str) -> GpuUuid:
-    """The GPU UUID that belongs to `seed`, in the driver's form."""
+def _derived_uuid(seed: str) -> GpuUuid:
     return GpuUuid(f"GPU-{uuid.uuid5(UUID_NAMESPACE, seed)}")
 
 
-def pci_address(slot: int, numa: int) -> str:
+def _pci_address(slot: int, numa: int) -> str:
     """A bus address as sysfs writes it: one bus per slot, the second socket from 0x80 on."""
     return f"0000:{0x80 * min(numa, 1) + 0x10 + slot % 0x70:02x}:00.0"
 
 
-def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
+def _gpus_of(key: str, count: int) -> tuple[Gpu, ...]:
     """`count` GPUs of one model, half of them on each socket, with the model's NVLinks."""
+    profile = PROFILES[key]
     sockets = [0 if 2 * index < count else 1 for index in range(count)]
-    uuids = [derived_uuid(f"{profile.key}/{index}") for index in range(count)]
+    uuids = [_derived_uuid(f"{key}/{index}") for index in range(count)]
 
     def link(index: int, peer: int) -> Link:
-        is_near, is_linked = (
-            sockets[index] == sockets[peer],
-            index // profile.linked == peer // profile.linked,
-        )
-        path = PciPath.SAME_CPU if is_near else PciPath.CROSS_CPU
+        path = PciPath.SAME_CPU if sockets[index] == sockets[peer] else PciPath.CROSS_CPU
+        is_linked = index // profile.linked == peer // profile.linked
         return Link(uuids[peer], path, profile.nvlinks if is_linked else 0)
 
     return tuple(
@@ -123,7 +116,7 @@ def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
             index=index,
             name=profile.name,
             memory_mib=profile.memory_mib,
-            pci=pci_address(index, sockets[index]),
+            pci=_pci_address(index, sockets[index]),
             numa=sockets[index],
             minor=index,
             links=tuple(link(index, peer) for peer in range(count) if peer != index),
@@ -143,7 +136,8 @@ class HardwareError(AgentError):
         self.why: Final = why
 
 
-class SimulatedGpu(msgspec.Struct, frozen=True):
+@dataclass(slots=True)
+class SimulatedGpu:
     """One simulated GPU. `xids`: all XIDs that it has reported.
 
     `lost`: it does not answer. `refused`: the driver only answers that it must be reset.
@@ -240,26 +234,30 @@ class SimulatedHardware:
     def use(self, name: str, mib: int, percent: int) -> SimulatedGpu:
         """A process on GPU `name` begins to use so many MiB, and so much of its time."""
         state = self.find(name)
-        busy = min(100, state.percent + percent)
-        return self._put(state, used_mib=state.used_mib + mib, percent=busy)
+        state.used_mib += mib
+        state.percent = min(100, state.percent + percent)
+        return state
 
     def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number` and gets the state that follows from it."""
         state = self.find(name)
-        lost = state.lost or number == 79  # it has fallen off the bus
-        needs_reset = state.needs_reset or xid_class(number) is XidClass.NEEDS_RESET
-        xids = (*state.xids, number)[-100:]
-        state = self._put(state, lost=lost, needs_reset=needs_reset, xids=xids)
+        state.lost |= number == 79  # it has fallen off the bus
+        state.needs_reset |= xid_class(number) is XidClass.NEEDS_RESET
+        state.xids = (*state.xids, number)[-100:]
         self._report(DriverEvent(EventKind.XID, state.gpu.uuid, number))
         return state
 
     def lose(self, name: str) -> SimulatedGpu:
         """GPU `name` stops answering without an event, as when its power fails."""
-        return self._put(self.find(name), lost=True)
+        state = self.find(name)
+        state.lost = True
+        return state
 
     def refuse(self, name: str) -> SimulatedGpu:
         """The driver refuses calls for GPU `name` until it is reset, without an event."""
-        return self._put(self.find(name), needs_reset=True, refused=True)
+        state = self.find(name)
+        state.needs_reset = state.refused = True
+        return state
 
     def restore(self, name: str) -> SimulatedGpu:
         """GPU `name` is reset and comes back healthy.
@@ -268,13 +266,12 @@ class SimulatedHardware:
         its reset ends before the next call.
         """
         state = self.find(name)
-        if state.needs_reset and not state.lost and not state.refused:
-            state = self._put(state, lost=True)
-            loop = asyncio.get_running_loop()
-            loop.call_later(RESET_TIME, self._end_reset, state.gpu.uuid)
+        if state.needs_reset and not (state.lost or state.refused):
+            state.lost = True
+            asyncio.get_running_loop().call_later(RESET_TIME, self._end_reset, state)
+            self._report(DriverEvent(EventKind.CHANGED))
         else:
-            state = self._put(state, lost=False, needs_reset=False, refused=False)
-        self._report(DriverEvent(EventKind.CHANGED))
+            self._end_reset(state)
         return state
 
     def hang(self, seconds: float) -> None:
@@ -290,28 +287,22 @@ class SimulatedHardware:
             raise HardwareError(f"this node is full: it has {MOST_GPUS} GPUs")
         if profile is not None and profile not in PROFILES:
             raise HardwareError(f"there is no profile `{profile}`; use {', '.join(PROFILES)}")
-        model = gpus_of(PROFILES[profile or "h100"], 1)[0]
+        model = _gpus_of(profile or "h100", 1)[0]
         if profile is None and self._states:
             model = self.states[0].gpu
-        gpu = msgspec.structs.replace(
-            model,
-            uuid=derived_uuid(f"added/{self._serial}"),
-            index=index,
-            minor=index,
-            pci=pci_address(index, model.numa or 0),
-            links=(),
-        )
+        uuid, pci = _derived_uuid(f"added/{self._serial}"), _pci_address(index, model.numa or 0)
         self._serial += 1
-        self._states[gpu.uuid] = SimulatedGpu(gpu)
+        gpu = msgspec.structs.replace(model, uuid=uuid, index=index, minor=index, pci=pci, links=())
+        state = self._states[gpu.uuid] = SimulatedGpu(gpu)
         self._report(DriverEvent(EventKind.CHANGED))
-        return self._states[gpu.uuid]
+        return state
 
     def remove(self, name: str) -> SimulatedGpu:
         """GPU `name` is unplugged: the driver no longer lists it."""
         state = self._states.pop(self.find(name).gpu.uuid)
         for other in self.states:
             links = tuple(link for link in other.gpu.links if link.peer != state.gpu.uuid)
-            self._put(other, gpu=msgspec.structs.replace(other.gpu, links=links))
+            other.gpu = msgspec.structs.replace(other.gpu, links=links)
         self._report(DriverEvent(EventKind.CHANGED))
         return state
 
@@ -337,16 +328,9 @@ class SimulatedHardware:
         for cursor in self._cursors:
             cursor.waiting.put_nowait(event)
 
-    def _put(self, state: SimulatedGpu, **changes: object) -> SimulatedGpu:
-        changed = msgspec.structs.replace(state, **changes)
-        self._states[state.gpu.uuid] = changed
-        return changed
-
-    def _end_reset(self, uuid: GpuUuid) -> None:
-        """End the reset, unless the GPU was unplugged meanwhile."""
-        if uuid in self._states:
-            self._put(self._states[uuid], lost=False, needs_reset=False, refused=False)
-            self._report(DriverEvent(EventKind.CHANGED))
+    def _end_reset(self, state: SimulatedGpu) -> None:
+        state.lost = state.needs_reset = state.refused = False
+        self._report(DriverEvent(EventKind.CHANGED))
 
 
 class EventCursor:
@@ -368,6 +352,12 @@ class EventCursor:
 # A hung driver delays only the requests of the driver, not those of people.
 
 FAREWELL: Final = 1.0
+_DONE: Final = {
+    "lose": "is lost",
+    "refuse": "answers no more until it is reset",
+    "restore": "is being restored",
+    "remove": "is unplugged",
+}
 log = structlog.get_logger(__name__)
 
 
@@ -382,22 +372,21 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         reply = await _reply(hardware, await request.read())
         if reply != talk.STREAM_BEGINS:
-            return web.Response(body=talk.encode_reply(reply))
+            return web.Response(body=_line(reply))
         cursor, response = hardware.subscribe(), web.StreamResponse()
         await response.prepare(request)
-        await response.write(talk.encode_reply(reply))
+        await response.write(_line(reply))
         while True:  # until the peer is gone, which cancels this
             for event in await cursor.next():
-                await response.write(talk.encode_reply(HardwareReply("", event=event)))
+                await response.write(_line(HardwareReply("", event=event)))
 
     server = web.Server(answer, handler_cancellation=True, access_log=None)
     try:
         listener = await asyncio.get_running_loop().create_unix_server(server, socket_path)
         socket_path.chmod(0o600)  # noqa: ASYNC240 -- one system call on a run directory
     except OSError as error:
-        raise PermissionFault(
-            f"{socket_path}: the control socket cannot be created: {error.strerror or error}"
-        ) from error
+        why = f"the control socket cannot be created: {error.strerror or error}"
+        raise PermissionFault(f"{socket_path}: {why}") from error
     try:
         yield
     finally:
@@ -412,16 +401,22 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
 async def _refuse_a_second(socket_path: Path) -> None:
     """Raise PermissionFault if a process listens on the socket."""
     try:
-        _, writer = await asyncio.open_unix_connection(socket_path)
-    except OSError:
+        async with asyncio.timeout(FAREWELL):
+            await talk.ask(socket_path, HardwareRequest("list"))
+    except DriverMissing:
         return
-    writer.close()
+    except (DriverError, TimeoutError):
+        pass
     raise PermissionFault(f"{socket_path}: another simulation serves this socket; stop it first")
+
+
+def _line(reply: HardwareReply) -> bytes:
+    return msgspec.json.encode(reply) + b"\n"
 
 
 async def _reply(hardware: SimulatedHardware, body: bytes) -> HardwareReply:
     try:
-        request = talk.decode_request(body)
+        request = msgspec.json.decode(body, type=HardwareRequest)
         if request.verb in get_args(talk.DriverCall):
             return await _drive(hardware, request)
         return _control(hardware, request)
@@ -459,16 +454,11 @@ def _control(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareR
         case "xid":
             what = f"reported XID {request.xid}"
             state = hardware.xid(request.gpu, request.xid)
-        case "lose":
-            what, state = "is lost", hardware.lose(request.gpu)
-        case "refuse":
-            what, state = "answers no more until it is reset", hardware.refuse(request.gpu)
-        case "restore":
-            what, state = "is being restored", hardware.restore(request.gpu)
-        case "remove":
-            what, state = "is unplugged", hardware.remove(request.gpu)
-        case _:
+        case "add":
             what, state = "is plugged in", hardware.add(request.profile)
+        case verb:
+            what = _DONE[verb]
+            state = getattr(hardware, verb)(request.gpu)
     log.info("simulation.action", gpu=state.gpu.uuid, what=what, state=state.words)
     return HardwareReply(f"GPU {state.gpu.index} ({state.gpu.uuid}) {what}", gpus=(_row(state),))
 

@@ -4,7 +4,7 @@ A request is posted over HTTP as a JSON object; the answer has one reply a line.
 server.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -32,14 +32,6 @@ class HardwareRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, o
     xid: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 0
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 0.0
     profile: _Name | None = None
-
-
-REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("lose", "refuse", "restore", "remove", "probe", "sample"), ("gpu",)),
-    "xid": ("gpu", "xid"),
-    "hang": ("seconds",),
-}
-"""The fields that a request must have beside its verb."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -71,20 +63,6 @@ class HardwareReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 STREAM_BEGINS: Final = HardwareReply("the stream begins")
-
-
-def decode_request(body: bytes) -> HardwareRequest:
-    """The request in a body. Raises msgspec.MsgspecError, whose text names the field."""
-    request = msgspec.json.decode(body, type=HardwareRequest)
-    for name in REQUIRED.get(request.verb, ()):
-        if not getattr(request, name):
-            raise msgspec.ValidationError(f"Object missing required field `{name}`")
-    return request
-
-
-def encode_reply(reply: HardwareReply) -> bytes:
-    """A line with the reply."""
-    return msgspec.json.encode(reply) + b"\n"
 
 
 # The client: one connection per request.

@@ -8,13 +8,15 @@
 """
 
 import asyncio
+import math
 import random
 import uuid
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from typing_extensions import override
@@ -101,16 +103,12 @@ KINDS: Final[Mapping[str, str]] = {
 CLUSTER_SCOPED: Final = frozenset({"nodes", "namespaces"})
 DEFAULT_GRACE: Final = 30
 _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-_INVOLVED: Final = ("kind", "name", "namespace", "uid")
-_FIELDS: Final[Mapping[str, frozenset[str]]] = {
-    "nodes": frozenset({"metadata.name"}),
-    "namespaces": frozenset({"metadata.name"}),
-    "pods": frozenset(
-        {"metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"}
-        | {"spec.schedulerName"}
-    ),
-    "events": frozenset({"reason", *(f"involvedObject.{part}" for part in _INVOLVED)}),
-    "resourcequotas": frozenset(),
+_FIELDS: Final[Mapping[str, Collection[str]]] = {
+    "nodes": ("metadata.name",),
+    "namespaces": ("metadata.name",),
+    "pods": ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"),
+    "events": tuple(f"involvedObject.{part}" for part in ("kind", "name", "namespace", "uid")),
+    "resourcequotas": (),
 }
 """The selectable fields of each resource, as far as clients use them."""
 
@@ -163,30 +161,26 @@ class Selection(NamedTuple):
             return Change("MODIFIED" if was_in else "ADDED", after, version)
         if before is None or not was_in:
             return None
-        told = before | {"metadata": before["metadata"] | {"resourceVersion": str(version)}}
-        return Change("DELETED", told, version)
+        return Change("DELETED", _at_version(before, version), version)
 
 
+@dataclass(eq=False)
 class Subscription:
     """An endless iterator over the changes of one selection. Cancelling `anext` loses no change."""
 
-    def __init__(
-        self, store: "ObjectStore", selection: Selection, cursor: int, found: Iterable[Json]
-    ) -> None:
-        self._store = store
-        self._selection = selection
-        self._found = list(found)[::-1]
-        self.cursor = cursor
+    _store: "ObjectStore"
+    _selection: Selection
+    cursor: int
+    _found: list[Json]
+    """What it has still to tell of the beginning."""
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Change:
-        while True:
-            change = self.take()
-            if change is not None:
-                return change
+        while (change := self.take()) is None:
             await self._store.until_written()
+        return change
 
     @property
     def is_started(self) -> bool:
@@ -199,12 +193,11 @@ class Subscription:
         Raises GoneError: the history no longer has this subscriber's position.
         """
         if self._found:
-            first = self._found.pop()
+            first = self._found.pop(0)
             return Change("ADDED", first, int(first["metadata"]["resourceVersion"]))
         for record in self._store.after(self._selection.resource, self.cursor):
             self.cursor = record.version
-            change = self._selection.see(record)
-            if change is not None:
+            if change := self._selection.see(record):
                 return change
         self.cursor = max(self.cursor, self._store.version)
         return None
@@ -231,10 +224,7 @@ class ObjectStore:
         self.heard: Callable[[], None] = lambda: None
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
-        """The object of that name (`namespace` is ignored for CLUSTER_SCOPED).
-
-        Raises NotFoundError.
-        """
+        """The object of that name; Nodes have no namespace. Raises NotFoundError."""
         found = self._objects[resource].get(_key(resource, namespace, name))
         if found is None:
             raise NotFoundError(f'{resource} "{name}" not found')
@@ -243,17 +233,14 @@ class ObjectStore:
     def select(
         self, resource: str, *, namespace: str = "", fields: Mapping[str, str] | None = None
     ) -> list[Json]:
-        """All objects that match, by namespace and name.
-
-        Raises BadRequestError: the resource has no such field to select by.
-        """
+        """All objects that match, by namespace and name. Raises BadRequestError: no such field."""
         selection, objects = _selection(resource, namespace, fields), self._objects[resource]
         return [objects[key] for key in sorted(objects) if selection.has(objects[key])]
 
     def create(self, resource: str, obj: Json) -> Json:
         """Store a new object with a UID, a creation time and a version.
 
-        Raises AlreadyExistsError; InvalidError: it has neither a name nor a generateName.
+        Raises AlreadyExistsError; InvalidError: no name.
         """
         fresh = deepcopy(obj)
         metadata = fresh.setdefault("metadata", {})
@@ -302,10 +289,7 @@ class ObjectStore:
         return self._write(resource, _key(resource, namespace, name), fresh)
 
     def bind(self, namespace: str, name: str, node_name: str, *, uid: str | None = None) -> Json:
-        """Assign a pod to a node, as the binding subresource does.
-
-        Raises NotFoundError; ConflictError: another pod, one being deleted, or one that has a node.
-        """
+        """Assign a pod to a node, as the binding subresource does. Raises StatusError."""
 
         def assign(pod: Json) -> Json:
             if pod["metadata"].get("deletionTimestamp"):
@@ -322,32 +306,31 @@ class ObjectStore:
 
         return self.update("pods", namespace, name, assign, uid=uid)
 
-    def delete(self, resource: str, namespace: str, name: str, *, grace: int | None = None) -> Json:
-        """Delete an object. A pod that a node may still run is only marked, see `finalize`.
+    def delete(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        *,
+        grace: int | None = None,
+        uid: str | None = None,
+    ) -> Json:
+        """Delete an object. A pod that a node may still run is only marked.
 
         `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the last
-        version of the object that watchers got.
-
-        Raises NotFoundError.
+        version of the object that watchers got. Raises NotFoundError; ConflictError: another UID.
         """
         current = self.get(resource, namespace, name)
+        _require(resource, current, uid, None)
         if resource != "pods":
             return self._remove(resource, _key(resource, namespace, name))
         if grace is None:
             grace = current["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
-        grace = max(grace, 1) if grace else 0  # a negative period means 1 s
         is_over = (current.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         if grace and current["spec"].get("nodeName") and not is_over:
-            return self._mark(namespace, name, grace)
-        return self._end(namespace, name)
-
-    def finalize(self, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Remove a pod after the kubelet has stopped all its containers.
-
-        Raises NotFoundError; ConflictError: it has another UID.
-        """
-        _require("pods", self.get("pods", namespace, name), uid, None)
-        self._end(namespace, name)
+            return self._mark(namespace, name, max(grace, 1))  # a negative period means 1 s
+        self._mark(namespace, name, 0)
+        return self._remove("pods", (namespace, name))
 
     def subscribe(
         self,
@@ -404,7 +387,7 @@ class ObjectStore:
     def _remove(self, resource: str, key: tuple[str, str]) -> Json:
         before = self._objects[resource].pop(key)
         self._record(resource, before, None)
-        return before | {"metadata": before["metadata"] | {"resourceVersion": str(self.version)}}
+        return _at_version(before, self.version)
 
     def _record(self, resource: str, before: Json | None, after: Json | None) -> None:
         """Note a write under the next version, and wake all followers."""
@@ -418,34 +401,25 @@ class ObjectStore:
         changed.set()
         self.heard()
 
-    def _end(self, namespace: str, name: str) -> Json:
-        self._mark(namespace, name, 0)
-        return self._remove("pods", _key("pods", namespace, name))
-
     def _mark(self, namespace: str, name: str, grace: int) -> Json:
-        """Mark a pod as deleted. A later deadline does not replace an earlier one."""
+        """Mark a pod as deleted. A longer period does not replace a shorter one."""
 
         def mark(fresh: Json) -> Json:
             metadata = fresh["metadata"]
-            left = metadata.get("deletionGracePeriodSeconds")
-            if left is None:
+            if grace < metadata.get("deletionGracePeriodSeconds", math.inf):
                 metadata["deletionTimestamp"] = self._stamp(grace)
-            elif grace < left:
-                due = datetime.fromisoformat(metadata["deletionTimestamp"])
-                metadata["deletionTimestamp"] = _text(due - timedelta(seconds=left - grace))
-            else:
-                return fresh
-            metadata["deletionGracePeriodSeconds"] = grace
+                metadata["deletionGracePeriodSeconds"] = grace
             return fresh
 
         return self.update("pods", namespace, name, mark)
 
     def _stamp(self, ahead: int = 0) -> str:
-        return _text(self._clock.now() + timedelta(seconds=ahead))
+        moment = self._clock.now() + timedelta(seconds=ahead)
+        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+def _at_version(stored: Json, version: int) -> Json:
+    return stored | {"metadata": stored["metadata"] | {"resourceVersion": str(version)}}
 
 
 def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:

@@ -12,8 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -21,26 +20,22 @@ from urllib.parse import urlsplit
 import yaml
 
 from agent.kube.client import SERVICE_ACCOUNT
-from tests.bench import process
 from tests.bench.lab import ROOT, install
 from tests.fakes import nvml_stub
 from tests.peers.lab.agents import RESOURCE, Agent
 from tests.peers.lab.cluster import Cluster, open_cluster
 from tests.peers.lab.control import NODE
 from tests.peers.lab.part import Part, until, until_answer
-from tests.peers.lab.placement import REGISTERED, klog_stamp, wall
 from tests.peers.lab.placing import Programs
+from tests.peers.lab.pods import REGISTERED, klog_stamp, wall
 from tests.peers.lab.running import account_token
 
 GPUS = 8
 SLICES = 80
 PATIENCE = 60.0
-STEP = 0.002
-"""Seconds between two looks at the time on a core."""
+STEP = 0.01
 SETTINGS = ROOT / "deploy/manifests/config.yaml"
-QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 KUBELETS_DEFAULTS = {"nodeStatusUpdateFrequency": "10s", "nodeStatusReportFrequency": "5m"}
-_PERIOD_US = 100_000
 _GATE = 'read -r _ <"$1"; shift; exec "$@"'
 
 
@@ -66,15 +61,6 @@ def _said(*command: str) -> str:
     return done.stdout.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """One start: seconds, and seconds on a core, from exec until the kubelet has the Register."""
-
-    agent: Agent
-    seconds: float
-    cpu: float
-
-
 class RealBed:
     """One cluster, in which agents start one after the other."""
 
@@ -92,15 +78,10 @@ class RealBed:
         }
         self._started = 0
 
-    @property
-    def quota(self) -> Path:
-        """A group of processes whose time on a core can be limited."""
-        return QUOTA.parent / self.cluster.root.name / "quota"
+    async def start(self) -> tuple[Agent, float]:
+        """Start an agent; returns it, and the seconds from exec until the kubelet has its Register.
 
-    async def start(self, at_gate: Callable[[int], None] = lambda pid: None) -> Registered:
-        """Start an agent; returns when the kubelet has its Register.
-
-        The process waits at a gate, so that it begins at a known moment; `at_gate` gets its pid.
+        The process waits at a gate, so that it begins at a known moment.
 
         Raises OSError, TimeoutError: it cannot be started, or does not register.
         """
@@ -117,15 +98,14 @@ class RealBed:
             cluster.agents.append(agent)
             pid = agent.part.pid
             await until(lambda: _waits_at(pid, gate), PATIENCE, agent.part.tail)
-            at_gate(pid)
             with cluster.kubelet.part.log.open() as log:
                 log.seek(0, os.SEEK_END)
-                begun, cpu = wall(), process.cpu_seconds(pid)
+                begun = wall()
                 os.write(handle, b"\n")
-                moment, samples = await _until_register(agent, log)
+                moment = await _until_register(log)
         finally:
             os.close(handle)
-        return Registered(agent, moment - begun, process.at(moment, samples) - cpu)
+        return agent, moment - begun
 
     async def until_up(self, agent: Agent) -> None:
         """Return once kubelet and Node have the slices and the agent is ready.
@@ -154,20 +134,12 @@ class RealBed:
         await agent.part.kill()
         self.cluster.agents.remove(agent)
         self.cluster.forget_agent_state()
-        self.cluster.forget_history()
 
     def _agent(self, name: str, command: tuple[str, ...]) -> Agent:
         space = self.cluster.space
         logs = self.cluster.root / "logs"
         part = Part(name, command, logs, space=space, environment=self._environment)
         return Agent(part, space.view / "run" / "hami-agent")
-
-    def limit(self, cores: float, pid: int) -> None:
-        """Let a process have so much of a core from now on."""
-        self.quota.mkdir(exist_ok=True)
-        (self.quota / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-        (self.quota / "cpu.cfs_quota_us").write_text(str(round(_PERIOD_US * cores)))
-        (self.quota / "cgroup.procs").write_text(str(pid))
 
 
 @contextlib.asynccontextmanager
@@ -207,22 +179,16 @@ def _waits_at(pid: int, gate: Path) -> bool:
     return False
 
 
-async def _until_register(
-    agent: Agent, log: IO[str]
-) -> tuple[float, Sequence[tuple[float, float]]]:
-    """When the kubelet logged a Register; time on a core of the agent, by moments until then."""
-    samples: list[tuple[float, float]] = []
+async def _until_register(log: IO[str]) -> float:
+    """When the kubelet logged a Register."""
     said = ""
     async with asyncio.timeout(PATIENCE):
         while REGISTERED not in said:
-            samples.append((wall(), process.cpu_seconds(agent.part.pid)))
             await asyncio.sleep(STEP)
-            if text := log.read():
-                said += text
-    samples.append((wall(), process.cpu_seconds(agent.part.pid)))
+            said += log.read()
     moment = klog_stamp(next(line for line in said.splitlines() if REGISTERED in line))
     assert moment is not None
-    return moment, samples
+    return moment
 
 
 def kubelet_port(cluster: Cluster) -> int:

@@ -88,26 +88,3 @@ def install() -> Path:
     first, _, rest = program.read_text().partition("\n")
     program.write_text(f"{first} -IXfaulthandler\n{rest}")
     return program
-
-
-def files() -> list[Path]:
-    """All files that a start may read: the installation's, and those of the interpreter."""
-    interpreter = (PLACE / "bin" / "python").resolve().parents[1]
-    version = next((PLACE / "lib").iterdir()).name
-    places = (PLACE, interpreter / "bin", interpreter / "lib" / version)
-    found = [path for place in places for path in place.rglob("*") if path.is_file()]
-    return [*found, *(interpreter / "lib").glob("*.so*")]
-
-
-def chill(paths: list[Path]) -> None:
-    """Drop these files from the page cache; pages that a running process has mapped stay.
-
-    Raises OSError: one cannot be opened.
-    """
-    os.sync()  # what is not on disk yet cannot be dropped
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)

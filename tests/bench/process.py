@@ -1,8 +1,6 @@
 """What the kernel tells of a process: its time on a core, its memory by kind, how often it woke."""
 
 import time
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,12 +50,3 @@ def wake_ups(pid: int) -> int:
         for line in (thread / "status").read_text().splitlines()
         if "voluntary_ctxt_switches" in line
     )
-
-
-def at(moment: float, samples: Sequence[tuple[float, float]]) -> float:
-    """What grew evenly between samples of (moment, value), at a moment; the nearest outside."""
-    after = bisect_left(samples, moment, key=lambda sample: sample[0])
-    if after in {0, len(samples)}:
-        return samples[min(after, len(samples) - 1)][1]
-    (t0, v0), (t1, v1) = samples[after - 1 : after + 1]
-    return v0 + (v1 - v0) * (moment - t0) / (t1 - t0)

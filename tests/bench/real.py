@@ -1,78 +1,37 @@
 """What is measured beside the real peers: starts, rest, memory, Allocate."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bench import process
-from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
+from tests.bench.beside import RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
-from tests.bench.lab import PATIENCE, beside, chill, files
+from tests.bench.lab import PATIENCE, beside
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.control import ADMIN
 from tests.peers.lab.pods import NAMESPACE, a_pod, as_if_generated
 
 STARTS = 2
-"""Starts of each kind for each run."""
+"""Starts for each run."""
 SETTLED = 10.0
 """Seconds after which nothing of the start is under way any more."""
 WINDOW = 10.0
 WINDOWS = 12
 LONG = 600.0
-CORES = 0.2
-
-Times = list[tuple[float, float]]
-"""Seconds, and seconds on a core, of each start."""
 
 
 async def starts(runs: int) -> list[Figure]:
-    """exec → Register, warm, from disk, and within a part of a core."""
-    tries = runs * STARTS
+    """exec → Register, warm: the first start, which fills the page cache, is left out."""
+    times = list[float]()
     async with open_bed() as bed:
-        # The first of these, which fills the page cache, is left out.
-        warm = (await _starts(bed, tries + 1))[1:]
-        paths = files()
-        cold = await _starts(bed, tries, lambda: chill(paths))
-        slow = (
-            await _starts(bed, tries, at_gate=partial(bed.limit, CORES)) if QUOTA.exists() else []
-        )
-    where = "files of the installation and of Python dropped from the page cache (posix_fadvise)"
-    share = "cgroup v1, cfs_quota_us" if slow else "there is no cgroup v1 to limit it"
-    return [
-        *_start("warm", "exec → Register", warm, "", 500),
-        *_start("cold", "… from disk", cold, where),
-        *_start("quota", f"… within {CORES:g} core", slow, share),
-    ]
-
-
-async def _starts(
-    bed: RealBed,
-    tries: int,
-    prepare: Callable[[], None] = lambda: None,
-    at_gate: Callable[[int], None] = lambda pid: None,
-) -> Times:
-    times: Times = []
-    for _ in range(tries):
-        prepare()
-        one = await bed.start(at_gate=at_gate)
-        await bed.end(one.agent)
-        times.append((one.seconds, one.cpu))
-    return times
-
-
-def _start(
-    name: str, what: str, times: Times, more: str, budget: float | None = None
-) -> list[Figure]:
-    wall, cpu = ([one[part] * 1000 for one in times] for part in (0, 1))
-    how = f"exec → the kubelet's log line of the Register call; {more}"
-    clock = f"the clock of the process in the kernel, at that moment; {more}"
-    return [
-        Figure(f"real_start_{name}", what, "ms", wall, how, budget),
-        Figure(f"real_start_{name}_cpu", f"{what}, CPU", "ms", cpu, clock),
-    ]
+        for _ in range(runs * STARTS + 1):
+            agent, seconds = await bed.start()
+            await bed.end(agent)
+            times.append(seconds * 1000)
+    how = "exec → the kubelet's log line of the Register call"
+    return [Figure("real_start", "exec → Register", "ms", times[1:], how, 500)]
 
 
 async def rest(_: int) -> list[Figure]:
@@ -82,7 +41,7 @@ async def rest(_: int) -> list[Figure]:
     async with open_bed() as bed:
         # The kubelet has nothing to tell, either.
         await bed.calm()
-        agent = (await bed.start()).agent
+        agent, _took = await bed.start()
         await bed.until_up(agent)
         await asyncio.sleep(SETTLED)
         pid = agent.part.pid
@@ -115,7 +74,7 @@ async def allocates(_: int) -> list[Figure]:
     at_kubelet, inside, tolls = list[float](), list[float](), list[tuple[float, float]]()
     async with open_bed() as bed:
         cluster = bed.cluster
-        agent = (await bed.start()).agent
+        agent, _took = await bed.start()
         await bed.until_up(agent)
         state = cluster.space.view / "var/lib/hami-agent/state.json"
         directory = state.parent / "toll"

@@ -106,17 +106,6 @@ async def test_what_is_selected_stays_until_it_is_selected_no_more(tab, node):
     assert await tab.until(f"{PODS}.includes('late') && {LIVE}")
 
 
-async def test_a_name_that_is_markup_is_text(tab):
-    name = "<img src=x onerror=document.title='taken'>"
-    async with serving_page(lambda: busy(gpus=1, each=1, name=lambda _: name)) as address:
-        await tab.go(address)
-        assert await tab.until(LIVE)
-
-        assert name in await tab.evaluate("document.getElementById('allocations').innerText")
-        assert "gpu-a07: GPUs" == await tab.evaluate("document.title")
-    assert [] == tab.errors
-
-
 async def test_an_agent_that_is_away_is_said_and_comes_back(tab):
     known = [busy(gpus=1, each=1)]
     async with serving_page(lambda: known[0]) as address:

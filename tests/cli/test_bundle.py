@@ -130,15 +130,22 @@ def with_status(content, before=b""):
 
 
 def an_extension(records):
-    """What says so of the member after it; each record begins with its own length."""
-    body = b""
-    for key, value in records.items():
-        rest = f" {key}={value}\n".encode()
-        length = len(rest) + 1
-        while len(str(length)) + len(rest) != length:
-            length += 1
-        body += str(length).encode() + rest
-    return a_header("p", len(body), tarfile.XHDTYPE) + body.ljust(-(-len(body) // 512) * 512, b"\0")
+    """What says so of the member after it."""
+    info = tarfile.TarInfo("p")
+    info.pax_headers = records
+    whole = info.create_pax_header(info.get_info(), "utf-8")
+    return whole[: len(whole) - 512]  # without the member's own head
+
+
+KINDS = (b"x", b"g", b"0", b"L", b"K")
+EXTENSIONS = (
+    {"GNU.sparse.map": "1,2,x"},
+    {"GNU.sparse.numblocks": "x", "GNU.sparse.map": "0,5"},
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "abc"}
+    | {"GNU.sparse.name": "hami-agent/status.json"},
+    {"size": "-5"},
+    {"size": "9" * 5000},
+)
 
 
 def a_status(data):
@@ -149,28 +156,8 @@ def a_status(data):
     "content",
     [
         # What asks for a GiB: extensions of a member and of all, the names of one, a plain one.
-        *(
-            gzip.compress(a_header("x", 1 << 30, kind) + bytes(1 << 26), 1)
-            for kind in (
-                *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.REGTYPE),
-                *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-            )
-        ),
-        *(
-            with_status(a_status(STATUS), an_extension(records))
-            for records in (
-                {"GNU.sparse.map": "1,2,x"},
-                {"GNU.sparse.numblocks": "x", "GNU.sparse.map": "0,5"},
-                {
-                    "GNU.sparse.major": "1",
-                    "GNU.sparse.minor": "0",
-                    "GNU.sparse.name": "hami-agent/status.json",
-                    "GNU.sparse.realsize": "abc",
-                },
-                {"size": "-5"},
-                {"size": "9" * 5000},
-            )
-        ),
+        *(gzip.compress(a_header("x", 1 << 30, kind) + bytes(1 << 26), 1) for kind in KINDS),
+        *(with_status(a_status(STATUS), an_extension(records)) for records in EXTENSIONS),
         gzip.compress(a_header("x") * 200_000, 1),
         gzip.compress(a_header("x", kind=tarfile.GNUTYPE_LONGNAME) * 5000),  # each of the next
         with_status(b"{}", a_header("hami-agent", kind=tarfile.DIRTYPE)),

@@ -96,18 +96,3 @@ def test_what_could_not_be_checked_has_an_exit_code_of_its_own(
 
     assert 5 == dispatch((*only, "--kubeconfig", str(kubeconfig)), {})
     assert "0 wrong, 0 notes, 0 ok, 1 not checked" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("columns", [40, 80, 120])
-@pytest.mark.parametrize("words", [[], ["--pre"]])
-def test_lines_are_folded_at_the_width_that_is_there(columns, words, flags, capsys):
-    words = ["doctor", *words, *flags, "--node-name", "n\x1b[31m", "-o", "wide"]
-    dispatch(words, {"COLUMNS": str(columns)})
-    folded = capsys.readouterr().out
-    dispatch(words, {})
-
-    assert all(len(line) <= columns for line in folded.splitlines())
-    whole = capsys.readouterr().out
-    assert "".join(whole.split()) == "".join(folded.split())
-    assert "P-SETTINGS" in whole
-    assert "\x1b" not in whole, "nothing that a terminal obeys"

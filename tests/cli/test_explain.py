@@ -12,15 +12,7 @@ from typing import Any, cast
 import pytest
 
 from agent.hami.annotations import encode_stamp
-from tests.fakes.explain_rig import (
-    CORDON,
-    EXPLAIN_RIGHTS,
-    REGISTER,
-    ExplainRig,
-    a_gpu,
-    explain_rig,
-    report_of,
-)
+from tests.fakes.explain_rig import CORDON, EXPLAIN_RIGHTS, REGISTER, ExplainRig, a_gpu, explain_rig
 
 pytestmark = pytest.mark.looptime(False)
 GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
@@ -265,37 +257,6 @@ async def test_another_scheduler_may_be_hamis(rig):
     CASES["another scheduler"](rig)
 
     assert 0 == (await rig.explain("p", "--scheduler-name", "volcano")).code
-
-
-async def test_a_pod_that_fits_since_its_last_attempt_is_told_when_the_next_one_comes(rig):
-    rig.node("n1", a_gpu("GPU-a"))
-    rig.submit("p", {GPU: 1, MEMORY: 30_000})
-    async with rig.scheduling():
-        await rig.until_told("p", "FilteringFailed")
-    rig.annotate_node("n1", {REGISTER: report_of(a_gpu("GPU-a", memory_mib=40_000))})
-
-    waits = await rig.explain("p")
-
-    gate = waits.gate("placement")
-    assert ("waiting", "E-RETRY", 0) == (gate["verdict"], gate["reason"], waits.code)
-    assert "it fits on 1 Node now (n1)" in gate["said"]
-    assert "restart HAMi's scheduler" in gate["advice"]
-
-
-async def test_a_lock_of_a_living_pod_is_normal_for_seconds(rig):
-    rig.node("n1", a_gpu("GPU-a"))
-    rig.holder("other", "n1", "GPU-a")
-    rig.lock_node("n1", "other", age=3)
-    rig.submit("p", {GPU: 1, MEMORY: 1000})
-    async with rig.scheduling():
-        await rig.until_told("p", "BindingFailed")
-
-    answer = await rig.explain("p")
-
-    assert (0, "waiting") == (answer.code, answer.gate("binding")["verdict"])
-    assert "default/other" in answer.gate("binding")["said"]
-    rig.lock_node("n1", "other", age=200)
-    assert ("binding", "E-LOCK") == (await rig.explain("p")).blocked
 
 
 class Printed:

@@ -147,11 +147,11 @@ def test_a_kubeconfig_that_is_no_regular_file_is_refused_at_once(verb, make, tmp
     assert capsys.readouterr().err.endswith(said)
 
 
-async def test_1500_nodes_are_read_in_pages_and_answered_with_few_of_them(rig):
-    for number in range(1500):
+async def test_1100_nodes_are_read_in_pages_and_answered_with_few_of_them(rig):
+    for number in range(1100):
         name = f"n{number:04}"
         rig.node(name, a_gpu(f"GPU-{name}"))
-    for number in range(700):
+    for number in range(600):
         name = f"n{number:04}"
         rig.holder(f"h{number:04}", name, f"GPU-{name}", 15_000)
     rig.submit("p", {GPU: 1, MEMORY: 20_000})
@@ -164,7 +164,7 @@ async def test_1500_nodes_are_read_in_pages_and_answered_with_few_of_them(rig):
         resource: calls.count(resource) for resource in set(calls)
     }
     assert ("placement", "CardInsufficientMemory") == answer.blocked
-    assert {"CardInsufficientMemory": 1500} == answer.data["nodesByReason"]
+    assert {"CardInsufficientMemory": 1100} == answer.data["nodesByReason"]
     assert 20 == len(answer.data["nodes"])
     assert (
         "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB"

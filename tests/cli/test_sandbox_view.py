@@ -1,12 +1,10 @@
 """What `hami-agent sandbox` shows fits the terminal, and words come before colours."""
 
-from pathlib import Path
-
 from agent.cli.sandbox import moment_lines, summary_lines
 from agent.sandbox.scenario.stage import NOT_REACHED, Moment, ScenarioClaim
+from tests.recorded import golden
 
 LONG = "word " * 60
-GOLDEN = Path("tests/golden/sandbox.txt")
 MOMENTS = (
     Moment(1.234, "80 slices are allocatable", "80 on the Node", ok=True, claim="x"),
     Moment(1, "a claim", LONG, ok=True),
@@ -24,7 +22,7 @@ MEASURED = {"exec_to_registered": 0.2, "xid_to_kubelet": 0.0042, "unknown": 1}
 
 
 def screens(paint=lambda text, _: text) -> str:
-    """The output at three widths. `python -m tests.cli.test_sandbox_view` writes it."""
+    """The output at three widths."""
     lines = list[str]()
     for width in (40, 80, 132):
         lines += [line for moment in MOMENTS for line in moment_lines(moment, width, paint)]
@@ -34,7 +32,7 @@ def screens(paint=lambda text, _: text) -> str:
 
 
 def test_what_is_shown_is_as_it_was_and_no_wider_than_the_terminal():
-    assert GOLDEN.read_text(encoding="utf-8") == screens()
+    assert golden("sandbox.txt", screens()) == screens()
 
 
 def test_a_colour_adds_nothing_to_the_words():
@@ -42,7 +40,3 @@ def test_a_colour_adds_nothing_to_the_words():
 
     assert painted.replace("<", "").replace(">", "") == screens()
     assert "<t+  0.00s  FAILED  >a claim\n" in painted
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(screens(), encoding="utf-8")

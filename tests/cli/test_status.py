@@ -2,7 +2,6 @@
 
 import datetime as dt
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,11 +13,11 @@ from agent.cli.main import dispatch
 from agent.cli.status import StatusStyle, entry_lines, pod_lines, status_lines
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
+from tests.recorded import FOLDER, golden
 
 HOUR = dt.timedelta(hours=1)
-GOLDEN = Path("tests/golden/status.txt")
 DOCUMENTS = msgspec.json.decode(
-    GOLDEN.with_suffix(".json").read_bytes(), type=dict[str, StatusDocument]
+    (FOLDER / "status.json").read_bytes(), type=dict[str, StatusDocument]
 )
 STATUS = DOCUMENTS["a node with a bad GPU"]
 (REFUSED,) = STATUS.refusals or ()
@@ -45,12 +44,12 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert any(line.startswith("1 ") and "BAD" in line for line in lines)
 
 
-def golden_text():
-    """What `status` says. `python -m tests.cli.test_status` writes it."""
+def screens():
+    """What `status` says."""
     ill, held = DOCUMENTS["an ill node"], DOCUMENTS["containers"]
     several, standing = "several GPUs of which the same is said", "refusals of pods that are there"
     idle, escapes = "one that computes, one that idles", "a name with escapes"
-    screens = {
+    found = {
         "a node with a bad GPU": screen(STATUS),
         "an ill node": screen(ill),
         "its GPUs with all columns": screen(ill, wide=True)[5:9],
@@ -69,12 +68,12 @@ def golden_text():
         "a text with escapes": entries(DOCUMENTS["a text with escapes"]),
     }
     return "".join(
-        f"=== {name}\n" + "".join(f"{line}\n" for line in lines) for name, lines in screens.items()
+        f"=== {name}\n" + "".join(f"{line}\n" for line in lines) for name, lines in found.items()
     )
 
 
 def test_what_people_see_is_as_it_was():
-    assert GOLDEN.read_text(encoding="utf-8") == golden_text()
+    assert golden("status.txt", screens()) == screens()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,3 @@ def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(
     code, out, err = cli("status", "--since", "24h", "--socket", socket)
 
     assert (3, "", True) == (code, out, said in err)
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(golden_text(), encoding="utf-8")

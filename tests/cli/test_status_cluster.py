@@ -1,10 +1,8 @@
 """`--node` of status and doctor: a node of the cluster, in its agent's pod or by its objects."""
 
-import asyncio
 import json
 import re
 import shlex
-import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,14 +11,13 @@ import pytest
 from agent.hami.annotations import encode_stamp
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
-from tests.cli.test_explain import Printed
-from tests.cli.transcripts import parts_of
 from tests.fakes.explain_rig import ExplainRig, a_gpu, explain_rig
+from tests.recorded import golden_part, parts
 
 pytestmark = pytest.mark.looptime(False)
 
-GOLDEN = Path("tests/golden/status-cluster.txt")
-TOLD = parts_of(GOLDEN, "=== ")
+FILE = "status-cluster.txt"
+TOLD = parts(FILE)
 
 
 def arrange(rig: ExplainRig, word: str, name: str, *rest: Any) -> None:
@@ -79,8 +76,9 @@ async def screen(name: str, folder: Path, capsys: Any) -> str:
 
 @pytest.mark.parametrize("name", TOLD)
 async def test_what_objects_and_events_say_of_nodes_is_shown(name, tmp_path, capsys):
-    """`python -m tests.cli.test_status_cluster` writes the golden text."""
-    assert TOLD[name] == await screen(name, tmp_path, capsys)
+    text = await screen(name, tmp_path, capsys)
+
+    assert golden_part(FILE, name, text) == text
 
 
 KNOWN = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
@@ -172,15 +170,3 @@ async def test_a_pod_behind_a_proxy_is_reached_through_it(rig):
 
     assert (0, "9.9.9") == (found.code, found.data["node"]["version"])
     assert "/api/v1/namespaces/kube-system/pods/agent-x/exec" == asked[-1].path
-
-
-async def write_golden() -> None:
-    parts = []
-    for name in TOLD:
-        with tempfile.TemporaryDirectory() as folder:
-            parts.append(f"=== {name}\n{await screen(name, Path(folder), Printed())}")
-    await asyncio.to_thread(GOLDEN.write_text, "".join(parts), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    asyncio.run(write_golden())

@@ -1,7 +1,7 @@
 """`hami-agent top` on a terminal: what it shows, its end, an agent that stops answering."""
 
-import contextlib
 import functools
+import io
 import os
 import select
 import shutil
@@ -20,20 +20,22 @@ PLAIN = {"NO_COLOR": "1"}
 WORDS = ["top", "--socket", "/x/api.sock"]
 
 
-class FakeScreen:
+class FakeScreen(io.StringIO):
     """A terminal whose user presses Ctrl-C when there are no more answers."""
 
-    def __init__(self, stack, monkeypatch, answers, lines=40, columns=100):
-        self.ours, theirs = os.openpty()
-        stack.callback(os.close, self.ours)
+    def __init__(self, monkeypatch, answers, lines=40, columns=100):
+        super().__init__()
         self.answers = list(answers)
-        monkeypatch.setattr(sys, "stdout", stack.enter_context(os.fdopen(theirs, "w")))
+        monkeypatch.setattr(sys, "stdout", self)
         size = os.terminal_size((columns, lines))
         monkeypatch.setattr(shutil, "get_terminal_size", lambda: size)
-        monkeypatch.setattr(status, "status_at", self.read)
+        monkeypatch.setattr(status, "status_at", self.answer)
         monkeypatch.setattr(select, "select", self.wait)
 
-    def read(self, _):
+    def isatty(self):
+        return True
+
+    def answer(self, _):
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -43,22 +45,13 @@ class FakeScreen:
         if not self.answers:
             raise KeyboardInterrupt
 
-    def written(self):
-        """All that was written until now."""
-        os.set_blocking(self.ours, False)
-        written = b""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                written += os.read(self.ours, 65536)
-        return written.decode()
-
     def pictures(self, environ):
         """What was shown, one picture after the other, each with its lines."""
         assert 0 == dispatch(WORDS, environ)
-        text = self.written()
+        text = self.getvalue()
         assert (True, True) == (text.startswith(status.OPENED), text.endswith(status.CLOSED))
         return [
-            [line.removeprefix("\x1b[2K") for line in one.removesuffix("\x1b[J").split("\r\n")]
+            [line.removeprefix("\x1b[2K") for line in one.removesuffix("\x1b[J").split("\n")]
             for one in text.removesuffix(status.CLOSED).split("\x1b[H")[1:]
         ]
 
@@ -66,9 +59,7 @@ class FakeScreen:
 @pytest.fixture
 def on_screen(monkeypatch):
     """Makes a FakeScreen of these answers."""
-    with contextlib.ExitStack() as stack:
-        yield functools.partial(FakeScreen, stack, monkeypatch)
-        monkeypatch.undo()
+    return functools.partial(FakeScreen, monkeypatch)
 
 
 @pytest.mark.parametrize("environ", [{}, PLAIN])
@@ -102,5 +93,5 @@ def test_without_an_agent_the_screen_is_left_as_it_is(on_screen, capfd):
     screen = on_screen([Unreachable("nobody answers")])
 
     assert 3 == dispatch(WORDS, {})
-    assert "" == screen.written()
+    assert "" == screen.getvalue()
     assert "nobody answers" in capfd.readouterr().err

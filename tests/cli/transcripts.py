@@ -1,21 +1,14 @@
-"""Command lines with what they print, in text files of tests/golden."""
+"""What a command line prints, as tests/golden has it."""
 
 import contextlib
 import io
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
 from agent.cli.main import dispatch
 
 VARIABLE = re.compile(r"[A-Z_]+=")
-
-
-def parts_of(path: Path, mark: str) -> dict[str, str]:
-    """What follows each line that begins with the mark, by the rest of that line."""
-    _, *parts = re.split(f"^{mark}(.*)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def ran(line: str, environ: Mapping[str, str] | None = None) -> str:

@@ -142,7 +142,6 @@ async def test_a_scan_lists_the_gpus_by_index(subject):
 async def test_the_signs_and_a_sample_of_a_sound_gpu_are_well_or_nothing(subject):
     uuid = (await subject.driver.scan()).gpus[0].uuid
     signs, sample = (await subject.driver.probe(uuid)).signs, await subject.driver.sample(uuid)
-
     assert {signs.rows_pending, signs.rows_failed, signs.pages_pending} <= {None, False}
     assert signs.recovery in {None, RecoveryAction.NONE}
     assert uuid == sample.uuid
@@ -216,7 +215,6 @@ async def test_a_gpu_that_is_taken_out_is_no_fault_and_the_others_keep_their_uui
     before = await pliable.driver.scan()
     await pliable.cause("remove", 1)
     after = await pliable.driver.scan()
-
     assert () == after.faults
     assert [before.gpus[0].uuid, before.gpus[2].uuid] == [gpu.uuid for gpu in after.gpus]
     assert ProbeOutcome.LOST is (await pliable.driver.probe(before.gpus[1].uuid)).outcome

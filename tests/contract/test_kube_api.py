@@ -132,7 +132,6 @@ async def test_what_is_missing_is_found_by_no_get_and_takes_no_patch(kind, tmp_p
 async def test_a_get_finds_no_pod_that_is_not_on_this_node(kind, tmp_path, node):
     async with cluster(kind, tmp_path, THE_ACCOUNT) as world:
         world.create_pod("one", node)
-
         assert await world.pod_api.get_pod(NAMESPACE, "one") is None
 
 

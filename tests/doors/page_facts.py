@@ -1,7 +1,6 @@
 """A busy node for the page: many GPUs and containers, one GPU bad, one watched, one cordoned."""
 
 import datetime as dt
-from pathlib import Path
 
 import msgspec
 
@@ -24,6 +23,7 @@ from tests.builders import (
     a_uuid,
     an_inventory,
 )
+from tests.recorded import FOLDER
 
 NOW = NOON + dt.timedelta(hours=5, minutes=4, seconds=7)
 TEAMS = ("llm", "vision", "speech", "research")
@@ -43,7 +43,7 @@ class BusyText(msgspec.Struct):
     settings: tuple[SettingStatus, ...]
 
 
-TOLD = msgspec.json.decode(Path("tests/golden/busy.json").read_bytes(), type=BusyText)
+TOLD = msgspec.json.decode((FOLDER / "busy.json").read_bytes(), type=BusyText)
 
 
 def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:

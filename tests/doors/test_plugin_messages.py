@@ -109,7 +109,7 @@ def test_noise_is_decoded_as_google_decodes_it_or_refused():
         available_deviceIDs=["a", "bc"], must_include_deviceIDs=["a"], allocation_size=300
     )
     taken = 0
-    for _ in range(5_000):
+    for _ in range(2_000):
         noisy = bytearray(whole.SerializeToString())
         for _ in range(chance.randint(1, 2)):
             noisy[chance.randrange(len(noisy))] = chance.randrange(256)
@@ -122,7 +122,7 @@ def test_noise_is_decoded_as_google_decodes_it_or_refused():
         assert [told(one) for one in theirs.container_requests] == [
             told(one) for one in ours.container_requests
         ]
-    assert 100 < taken < 4_900
+    assert 100 < taken < 1_900
 
 
 MALFORMED = {

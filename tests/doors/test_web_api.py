@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import types
-from pathlib import Path
 from typing import cast
 
 import aiohttp
@@ -67,17 +66,14 @@ from tests.doors.metrics_page import facts as cells_of
 from tests.doors.metrics_page import series
 from tests.doors.page_facts import busy
 from tests.doors.web_client import FakePeer, client_of
+from tests.recorded import golden
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
 pytestmark = pytest.mark.looptime(False)
 
 
-GOLDEN = Path("tests/golden/api.txt")
-TOLD = GOLDEN.read_text(encoding="utf-8").splitlines()
-
-
-async def golden_lines() -> list[str]:
-    """A busy node, an entry a line; `python -m tests.doors.test_web_api` writes it."""
+async def documents() -> str:
+    """Those of a busy node, an entry a line."""
     node = busy(gpus=4, each=1)
     entries = {"refusals": node.refusals[:2], "changes": node.changes[:4]}
     node = msgspec.structs.replace(node, settings=lambda: busy().settings()[:4], **entries)
@@ -98,11 +94,13 @@ async def golden_lines() -> list[str]:
     assert (4, 4, 2, 4) == tuple(
         len(part or ()) for part in (found.gpus, found.allocations, found.refusals, found.changes)
     )
-    return lines
+    return "".join(f"{line}\n" for line in lines)
 
 
 async def test_each_document_of_a_busy_node():
-    assert TOLD == await golden_lines()
+    found = await documents()
+
+    assert golden("api.txt", found) == found
 
 
 @pytest.mark.parametrize("path", ["nothing", "node/x"])
@@ -482,7 +480,3 @@ def facts(**parts) -> StatusFacts:
 def reading(made, policy="local"):
     """A client of a server whose facts are `made()`."""
     return client_of(reading_pages(made, policy))
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text("\n".join(asyncio.run(golden_lines())) + "\n", encoding="utf-8")

@@ -26,9 +26,10 @@ from tests.builders import (
     a_uuid,
     an_inventory,
 )
-from tests.doors.metrics_page import GOLDEN, a_node, counts, facts, golden_lines, samples, scrape
+from tests.doors.metrics_page import a_node, counts, facts, lines_of_a_node, samples, scrape
 from tests.doors.web_client import serving
 from tests.fakes.regions import RegionReading
+from tests.recorded import golden
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -47,20 +48,22 @@ class CountingSource(Collector):
 
 
 async def test_the_page_of_a_node_with_one_of_each_thing():
-    """Labels, scales and sums. `python -m tests.doors.metrics_page` writes the golden page."""
-    assert GOLDEN.read_text().splitlines() == await golden_lines()
+    """Labels, scales and sums."""
+    found = "".join(f"{line}\n" for line in await lines_of_a_node())
+
+    assert golden("metrics.txt", found) == found
 
 
 async def test_hamis_series_are_served_by_the_names_that_are_wanted():
-    golden = GOLDEN.read_text().splitlines()
-    own = [line for line in golden if line.startswith("hami_agent_")]
-    current = [line for line in golden if line.startswith("hami_")]
-    build = [line for line in golden if line.startswith("hami_build_info")]
-    legacy = [line for line in golden if not line.startswith("hami_")]
+    lines = await lines_of_a_node()
+    own = [line for line in lines if line.startswith("hami_agent_")]
+    current = [line for line in lines if line.startswith("hami_")]
+    build = [line for line in lines if line.startswith("hami_build_info")]
+    legacy = [line for line in lines if not line.startswith("hami_")]
 
-    assert own == await golden_lines("none")
-    assert current == await golden_lines("current")
-    assert sorted(own + legacy + build) == sorted(await golden_lines("legacy"))
+    assert own == await lines_of_a_node("none")
+    assert current == await lines_of_a_node("current")
+    assert sorted(own + legacy + build) == sorted(await lines_of_a_node("legacy"))
 
 
 async def test_a_page_that_many_ask_for_is_rendered_once_in_a_while(monkeypatch):

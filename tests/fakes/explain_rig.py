@@ -135,16 +135,15 @@ class ExplainRig:
     def now(self, ahead: float = 0.0) -> dt.datetime:
         return SystemClock().now() + dt.timedelta(seconds=ahead)
 
+    def edit_pod(self, name: str, patch: Mapping[str, Any]) -> None:
+        self.store.update("pods", "default", name, lambda pod: merge_patch(pod, dict(patch)))
+
     def annotate_node(self, name: str, marks: Mapping[str, str | None]) -> Json:
         patch = {"metadata": {"annotations": dict(marks)}}
         return self.store.update("nodes", "", name, lambda node: merge_patch(node, patch))
 
-    def edit_pod(self, name: str, patch: Mapping[str, Any]) -> None:
-        self.store.update("pods", "default", name, lambda pod: merge_patch(pod, dict(patch)))
-
-    def lock_node(self, name: str, owner: str, age: float = 5.0) -> Json:
-        stamp = self.now(-age)
-        return self.annotate_node(name, {LOCK: encode_node_lock(stamp, "default", owner)})
+    def lock_node(self, name: str, owner: str, age: float = 5.0) -> None:
+        self.annotate_node(name, {LOCK: encode_node_lock(self.now(-age), "default", owner)})
 
     def submit(self, name: str, limits: Mapping[str, object], **parts: Any) -> Json:
         """Create a pod, through the webhook unless `admitted` is False."""

@@ -65,6 +65,7 @@ class Script:
     prefer: Callable[[list[str], list[str], int], list[str]] | None = None
     responses: Callable[[list[str]], list[ContainerAllocateResponse]] | None = None
     gate: asyncio.Event | None = None
+    pre_start_error: GRPCError | None = None
 
 
 class _Ear(SocketServer):
@@ -193,6 +194,8 @@ class ScriptedPlugin(DevicePluginBase):
     async def pre_start_container(
         self, message: PreStartContainerRequest
     ) -> PreStartContainerResponse:
+        if self.script.pre_start_error is not None:
+            raise self.script.pre_start_error
         return PreStartContainerResponse()
 
     def _wake(self) -> None:

@@ -23,7 +23,7 @@ from agent.kit.timing import Lag
 from agent.ledger import ContainerKey, KubeletEpoch
 from agent.model import Inventory, SliceId
 from agent.ports import Clock
-from agent.sandbox.kubelet.podloop import _identity
+from agent.sandbox.kubelet.podloop import container_id
 from agent.wire.v1 import (
     ContainerResources,
     GetPodResourcesRequest,
@@ -328,7 +328,7 @@ class MachineRuntime:
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         await self._step()
         return ids & {
-            str(_identity(pod, pod.spec.container(name))["containerID"]).partition("://")[2]
+            container_id(pod, name)
             for pod in self._host.kubelet.node.pods.values()
             for name in pod.running
         }

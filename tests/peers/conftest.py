@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -23,7 +24,7 @@ from tests.peers.lab.nodes import NodeUnderTest, ProbePlugin, RealNode, open_mod
 from tests.peers.lab.placing import MODEL, Programs, Release, release_of
 from tests.peers.lab.running import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
-from tests.peers.lab.table import Table, age_of
+from tests.peers.lab.table import Table
 from tests.released import released
 
 HERE = Path(__file__).parent
@@ -32,8 +33,6 @@ ARCHIVE = HERE.parents[1] / "build" / "image" / "small" / "hami-agent.oci.tar"
 MEASURED: Final = pytest.StashKey[Table]()
 STARTED: Final = 45.0
 """Seconds that a cluster may take until its Node is ready."""
-FAILED: Final = 3 * STARTED
-"""Seconds after which that is no matter of a busy machine any more."""
 
 
 def pytest_sessionstart() -> None:
@@ -62,12 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(f"HAMi {release}: {why}"))
     on_real_time(items, HERE, 120, one_loop=True)
     # A worker that began a long module last would be at it when all others are done.
-    longest: dict[Path, float] = {}
+    longest = Counter[Path]()
     for item in items:
         if item.path.parent == HERE:
             (seconds,) = next(item.iter_markers("timeout")).args
-            longest[item.path] = max(seconds, longest.get(item.path, 0))
-    items.sort(key=lambda item: -longest.get(item.path, 0))
+            longest[item.path] = max(seconds, longest[item.path])
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def is_tried(item: pytest.Item, *, real: bool) -> bool:
@@ -103,15 +102,6 @@ def named(variable: str) -> Path | None:
     return Path(text).absolute() if text else None
 
 
-@pytest.fixture(scope="session")
-def programs() -> Programs:
-    """What tests/peers/run has built; HAMI_PEERS_SCHEDULER names a scheduler of HAMi's own."""
-    folder = named("HAMI_PEERS_BIN")
-    if folder is None:
-        pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
-    return Programs(folder, named("HAMI_PEERS_SCHEDULER"), release_of_scheduler())
-
-
 @functools.cache
 def release_of_scheduler() -> Release:
     """Of which release the scheduler is that HAMI_PEERS_SCHEDULER names, or our model of it."""
@@ -126,9 +116,18 @@ def release_of_scheduler() -> Release:
 
 
 @pytest.fixture(scope="session")
-def binaries(programs: Programs) -> Path:
-    """The folder of what was built."""
-    return programs.folder
+def binaries() -> Path:
+    """The folder of what tests/peers/run has built."""
+    folder = named("HAMI_PEERS_BIN")
+    if folder is None:
+        pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def programs(binaries: Path) -> Programs:
+    """The same; HAMI_PEERS_SCHEDULER names a scheduler of HAMi's own."""
+    return Programs(binaries, named("HAMI_PEERS_SCHEDULER"), release_of_scheduler())
 
 
 def leave_out(reason: str) -> NoReturn:
@@ -140,7 +139,6 @@ def leave_out(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def tools() -> Path:
-    """The folder with helm."""
     return named("HAMI_CHART_TOOLS") or leave_out("no helm: `tests/chart/build --lacks` says why")
 
 
@@ -179,7 +177,6 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def table(pytestconfig: pytest.Config) -> Table:
-    """Where a test notes what it measured."""
     return pytestconfig.stash.setdefault(MEASURED, Table())
 
 
@@ -193,10 +190,7 @@ async def cluster_of_session(programs: Programs, table: Table) -> AsyncIterator[
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with kept(open_cluster(programs)) as opened:
-        took = loop.time() - began
-        table.add("cluster: start → Node ready", took, STARTED)
-        if took > FAILED:
-            pytest.fail(f"the cluster took {took:.0f} s to start, which is more than {FAILED:g} s")
+        table.hold("cluster: start → Node ready", loop.time() - began, STARTED, far=3)
         yield opened
         assert set() == asked_beyond_rights(opened.plane.audit)
 
@@ -208,7 +202,6 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
     yield cluster
     # The last one first, and each even if those before it fail: the next test needs them all.
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(cluster.forget_history)
         stack.callback(cluster.forget_agent_state)
         stack.push_async_callback(cluster.remove_pods)
         stack.push_async_callback(cluster.revive)
@@ -219,9 +212,11 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def agent(cluster: Cluster, table: Table) -> Agent:
     """An agent as the node's own user, which has registered its 80 slices."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     made = await cluster.start_agent()
     await cluster.until_allocatable(80, 30.0)
-    table.add("agent started → 80 slices in PodResources", age_of(made.part.pid), 1.0)
+    table.add("agent started → 80 slices in PodResources", loop.time() - began, 1.0)
     await cluster.nodes.until(cluster.is_sharing, 30.0, "no slices on the Node")
     return made
 

@@ -13,11 +13,10 @@ import contextlib
 import json
 import re
 import shlex
-import tarfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import pytest_asyncio
@@ -28,14 +27,13 @@ from agent.cluster import GPU_DEGRADED
 from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import stand_in
 from tests.peers.lab.agents import RESOURCE, SOURCE
-from tests.peers.lab.api import Object
+from tests.peers.lab.api import Object, notes_of
 from tests.peers.lab.cluster import Cluster, kept, open_cluster, open_pod_network
-from tests.peers.lab.control import ADMIN, NODE, counted
+from tests.peers.lab.control import ADMIN, NODE, NODE_PATH, counted
 from tests.peers.lab.node import BUSYBOX_FILE, PASSWD, write_image
-from tests.peers.lab.node_state import NODE_PATH, notes_of
 from tests.peers.lab.nodes import ProbePlugin, processes
 from tests.peers.lab.part import Ended, run_program, status_of, until, until_answer, writable
-from tests.peers.lab.placing import Programs, Release
+from tests.peers.lab.placing import Programs
 from tests.peers.lab.pods import PODS, a_container, key, lives, phase_of
 from tests.peers.lab.running import ACCOUNT
 from tests.released import released
@@ -72,22 +70,6 @@ _SHELL: Final = (
 )
 
 
-def extra_args(release: Release) -> tuple[str, ...]:
-    """What the agent is told: its GPUs are simulated, as in all other tests here."""
-    return ("--simulate", "h100:8", *release.flags)
-
-
-def values(release: Release) -> tuple[str, ...]:
-    """An operator names two images, and nobody waits longer than needed."""
-    return (
-        f"image.repository={IMAGE}",
-        f"library.image.repository={_HAMI}",
-        f"extraArgs={{{','.join(extra_args(release))}}}",
-        "minReadySeconds=1",
-        "config.report.nodeCondition=true",
-    )
-
-
 @dataclass(eq=False, slots=True)
 class Site:
     """The cluster, its operator's commands, and all objects of the API that the chart makes."""
@@ -106,11 +88,27 @@ class Site:
     @property
     def all_agents(self) -> list[Object]:
         """The agent's pods that are there."""
-        return [
-            pod
-            for pod in self.cluster.pods.objects.values()
-            if pod["metadata"].get("labels", {}).get("app.kubernetes.io/name") == RELEASE
-        ]
+        return self.pods_with("app.kubernetes.io/name", RELEASE)
+
+    def pods_with(self, label: str, value: str) -> list[Object]:
+        pods = self.cluster.pods.objects.values()
+        return [pod for pod in pods if pod["metadata"].get("labels", {}).get(label) == value]
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the agent is told: its GPUs are simulated, as in all other tests here."""
+        return ("--simulate", "h100:8", *self.cluster.release.flags)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """An operator names two images, and nobody waits longer than needed."""
+        return (
+            f"image.repository={IMAGE}",
+            f"library.image.repository={_HAMI}",
+            f"extraArgs={{{','.join(self.told)}}}",
+            "minReadySeconds=1",
+            "config.report.nodeCondition=true",
+        )
 
     async def attempt(self, program: str, *arguments: str) -> Ended:
         """How a program ends that the cluster's admin runs."""
@@ -122,32 +120,16 @@ class Site:
         """What it printed. Raises AssertionError: it failed."""
         return (await self.attempt(program, *arguments)).succeeded()
 
-    async def try_install(self, *settings: str) -> Ended:
-        """How `helm install` ends with the values of an operator, and these."""
-        given = _given((*values(self.cluster.release), *settings))
-        return await self.attempt("helm", "install", RELEASE, str(CHART), *IN, *given)
-
-    async def install(self, *settings: str) -> None:
-        """The same. Raises AssertionError: it failed."""
-        (await self.try_install(*settings)).succeeded()
-
-    async def try_upgrade(self, *settings: str) -> Ended:
-        """How such an upgrade ends; flags of helm may be among the settings."""
-        reuse = "--reset-then-reuse-values"
-        given = (str(CHART), *IN, reuse, *_given(settings))
-        return await self.attempt("helm", "upgrade", RELEASE, *given)
-
-    async def upgrade(self, *settings: str) -> None:
-        """The same. Raises AssertionError: it failed."""
-        (await self.try_upgrade(*settings)).succeeded()
-
-    async def rollback(self) -> None:
-        """`helm rollback`. Raises AssertionError."""
-        await self.do("helm", "rollback", RELEASE, *IN)
-
-    async def uninstall(self) -> None:
-        """`helm uninstall`. Raises AssertionError."""
-        await self.do("helm", "uninstall", RELEASE, *IN)
+    async def helm(self, verb: str, *settings: str) -> Ended:
+        """How helm ends with the release; flags may be among the settings."""
+        words = [verb, RELEASE, *IN]
+        if verb == "install":
+            words, settings = [*words, str(CHART)], (*self.values, *settings)
+        if verb == "upgrade":
+            words += [str(CHART), "--reset-then-reuse-values"]
+        for one in settings:
+            words += [one] if one.startswith("--") else ["--set", one]
+        return await self.attempt("helm", *words)
 
     async def rollout(self, seconds: int) -> Ended:
         """How `kubectl rollout status` ends."""
@@ -155,46 +137,38 @@ class Site:
         return await self.attempt("kubectl", "rollout", "status", *which)
 
     async def is_installed(self) -> bool:
-        """Whether the release is there."""
         return RELEASE in (await self.do("helm", "list", *IN, "--short")).split()
 
     async def have_installed(self) -> None:
         """Install it where it is not, and wait until it serves. Raises as both."""
         if not await self.is_installed():
-            await self.install()
-            await self.until_serving()
+            (await self.helm("install")).succeeded()
+        await self.until_serving()
 
-    async def until_serving(self, slices: int = 80) -> None:
+    async def until_serving(self) -> None:
         """Return once kubelet and Node have the slices. Raises TimeoutError."""
-        await self.cluster.until_allocatable(slices, SERVING)
-        await self.cluster.nodes.until(
-            lambda: self.cluster.is_sharing(slices), SERVING, "no slices on the Node"
-        )
+        await self.cluster.until_allocatable(80, SERVING)
+        await self.cluster.nodes.until(self.cluster.is_sharing, SERVING, "no slices on the Node")
 
-    async def status(self) -> Mapping[str, Any]:
+    async def status(self) -> Object:
         """The status of the DaemonSet. Raises RefusedError."""
-        found: Mapping[str, Any] = (await self.cluster.api.get(DAEMON_SET))["status"]
+        found: Object = (await self.cluster.api.get(DAEMON_SET))["status"]
         return found
 
     async def objects(self) -> str:
         """The names of all objects that the chart, its hooks or helm have made."""
         kinds, label = ",".join(_KINDS), "--selector=app.kubernetes.io/part-of=hami-agent"
-        named = "--output=name"
-        made = await self.do("kubectl", "get", kinds, "--all-namespaces", named, label)
-        return made + await self.do(
-            "kubectl", "get", "secrets", *IN, named, "--selector=owner=helm"
-        )
+        made = await self.do("kubectl", "get", kinds, "--all-namespaces", "--output=name", label)
+        helms = ("get", "secrets", *IN, "--output=name", "--selector=owner=helm")
+        return made + await self.do("kubectl", *helms)
 
     async def until_gone(self) -> None:
         """Return once no such object is left: some go after helm has ended. Raises TimeoutError."""
-        found = ""
 
         async def is_gone() -> bool:
-            nonlocal found
-            found = await self.objects()
-            return not found
+            return not await self.objects()
 
-        await until_answer(is_gone, SERVING, lambda: f"these stay: {found}")
+        await until_answer(is_gone, SERVING, lambda: "some objects of the release stay")
 
     def left(self) -> frozenset[str]:
         """What is on the node and was not there before, but for what others keep."""
@@ -217,8 +191,8 @@ async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIter
         library = cluster.root / "hami.tar"
         _write_hami(library)
         for one in (library, archive):
-            await cluster.runtime.load(one)
-        await cluster.runtime.tag(f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
+            await cluster.runtime.images("import", str(one))
+        await cluster.runtime.images("tag", f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
         await cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"gpu": "on"}}})
         found = _entries(cluster) - {"/usr/local/vgpu"}
         both = {"helm": tools / "helm", "kubectl": programs.folder / "kubectl"}
@@ -243,12 +217,6 @@ def _write_hami(path: Path) -> None:
     write_image(path, f"{_HAMI}:{_HAMI_TAG}", files, links, ["/bin/sh"])
 
 
-def _given(settings: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(
-        word for one in settings for word in ((one,) if one.startswith("--") else ("--set", one))
-    )
-
-
 pytestmark = pytest.mark.timeout(300)
 
 WRITABLE = {
@@ -262,10 +230,8 @@ RUNTIMES_OWN = ("/dev", "/proc", "/sys/fs/cgroup", "/etc/hosts", "/host/sys/fs/c
 """Every container has them; the last is what a runtime without recursive read-only mounts leaves
 writable where each controller of cgroup v1 is a mount of its own."""
 
-
 GAP = 5.0
 """Seconds without slices while the image changes, as GUIDE.md says."""
-
 WRITTEN = (annotations.REGISTER, annotations.SCORE)
 LEFT = {"/run/hami-agent", "/usr/local/vgpu", "/var/lib/hami-agent"}
 """As GUIDE.md says."""
@@ -282,7 +248,6 @@ async def site(site_of_module):
     """The release serves; the pods of a test are gone after it."""
     site = site_of_module
     await site.have_installed()
-    await site.until_serving()
     yield site
     names = [pod["metadata"]["name"] for pod in (await site.cluster.api.get(PODS))["items"]]
     for name in names:
@@ -297,16 +262,10 @@ def now():
 
 async def rolled_out(site):
     """The update is complete, and the agent before has ended: a standby counts as ready."""
-    ended = await site.rollout(120)
-    assert 0 == ended.code, ended.words
+    (await site.rollout(120)).succeeded()
     await site.cluster.pods.until(
-        lambda: is_alone_on_its_node(site.all_agents), SERVING, "two agents are on one node"
+        lambda: len(site.all_agents) == 1, SERVING, "two agents are on one node"
     )
-
-
-def is_alone_on_its_node(pods):
-    nodes = [pod["spec"].get("nodeName") for pod in pods]
-    return len(nodes) == len({*nodes})
 
 
 async def residents(site, prefix):
@@ -332,24 +291,11 @@ async def held_by(cluster, names):
     return cluster.lives_of(names), {one: (written[one], held[one]) for one in keys}
 
 
-async def test_the_plain_manifests_are_taken_by_the_api_server(site_of_module, tmp_path):
-    folder = SOURCE / "deploy"
-    if packed := released("*-manifests.tar.gz"):
-        with tarfile.open(packed) as files:
-            files.extractall(folder := tmp_path, filter="data")
-
-    taken = await site_of_module.do(
-        "kubectl", "apply", "--dry-run=server", f"--filename={folder / 'manifests'}"
-    )
-
-    assert "daemonset.apps/hami-agent created (server dry run)" in taken
-
-
 async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):
     site, cluster = site_of_module, site_of_module.cluster
     mark, began = cluster.plane.audit.mark(), now()
 
-    await site.install()
+    (await site.helm("install")).succeeded()
     await cluster.until_allocatable(80, SERVING)
     table.add("helm install → 80 slices allocatable", now() - began)
     await site.until_serving()
@@ -367,9 +313,9 @@ async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):
     assert [] == [one for one in asked if one.code >= 400]
 
 
-async def test_the_process_has_what_the_chart_says_and_nothing_else(site):
-    (pod,) = site.agents
-    (pid,) = processes(lives(pod)["agent"].id)
+async def test_the_process_has_what_the_chart_says_and_pods_what_the_scheduler_gave(site, table):
+    cluster, (pod,) = site.cluster, site.agents
+    (pid,) = processes(lives(pod)["agent"])
     status = status_of(pid)
 
     assert ["0", "0", "0", "0"] == status["Uid"].split()
@@ -377,13 +323,9 @@ async def test_the_process_has_what_the_chart_says_and_nothing_else(site):
     assert ("1", "2") == (status["NoNewPrivs"], status["Seccomp"])
     assert WRITABLE == {one for one in writable(pid) if not one.startswith(RUNTIMES_OWN)}
 
-
-async def test_pods_run_with_what_the_scheduler_gave_them(site, table):
-    cluster = site.cluster
     began = now()
     names = await residents(site, "first")
     table.add("two pods beside the installed agent: created → settled", now() - began)
-
     for name in names:
         assert cluster.expected_inside(name) == await cluster.seen_inside(name)
 
@@ -410,16 +352,15 @@ async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
     before = await held_by(cluster, names)
 
     for what, step, tag in (
-        ("rolling update", lambda: site.upgrade(f"image.tag={NEXT}"), NEXT),
-        ("rollback", site.rollback, __version__),
+        ("rolling update", ("upgrade", f"image.tag={NEXT}"), NEXT),
+        ("rollback", ("rollback",), __version__),
     ):
-        async with cluster.watched_capacity() as capacity:
+        async with cluster.watched_capacity() as gaps:
             began = now()
-            await step()
+            (await site.helm(*step)).succeeded()
             await rolled_out(site)
             table.add(f"{what} of the image, one node → rollout complete", now() - began)
             await site.until_serving()
-        gaps = capacity.gaps()
         assert len(gaps) <= 1
         table.hold(f"{what} of the image: no slices for", max(gaps, default=0.0), GAP)
 
@@ -438,7 +379,7 @@ async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heal
 
     refused = "extraArgs={--simulate,h100:8,--split-count=9000}"
     # It ends at once, so it is never ready, and the agent before it serves on.
-    await site.try_upgrade(refused, "--wait", "--timeout=20s")
+    await site.helm("upgrade", refused, "--wait", "--timeout=20s")
     await cluster.pods.until(
         lambda: "CrashLoopBackOff" in waiting_for(site), SERVING, "the agent does not end"
     )
@@ -450,7 +391,7 @@ async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heal
     assert before == await held_by(cluster, names)
 
     began = now()
-    await site.rollback()
+    (await site.helm("rollback")).succeeded()
     await site.until_serving()
     table.add("rollback of a release that does not start → slices", now() - began)
     await rolled_out(site)
@@ -463,30 +404,6 @@ def waiting_for(site):
         one["state"] for pod in site.agents for one in pod["status"].get("containerStatuses", ())
     )
     return {state["waiting"]["reason"] for state in states if "waiting" in state}
-
-
-async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_of_the_next(site):
-    cluster = site.cluster
-    # It has no program of the agent's, as an older image has no such verb.
-    await site.upgrade("image.repository=peers.test/hami", "image.tag=v2.10.0")
-
-    ended = await site.attempt("helm", "uninstall", "hami-agent", "--namespace=kube-system")
-
-    assert (1, True) == (ended.code, "BackoffLimitExceeded" in ended.words), ended.words
-    assert not await site.is_installed()
-
-    async def are_the_jobs():
-        left = (await site.objects()).splitlines()
-        return {"job.batch", "pod"} == {line.partition("/")[0] for line in left}
-
-    await until_answer(are_the_jobs, SERVING, site.tail)
-    assert annotations.REGISTER in notes_of(await cluster.api.get(NODE_PATH))
-
-    await site.install()
-    await site.until_serving()
-    await site.uninstall()
-    await site.until_gone()
-    assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
 
 
 def condition(cluster):
@@ -514,7 +431,7 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     assert [] == [one for one in asked if one.code >= 400]
     began = now()
 
-    await site.uninstall()
+    (await site.helm("uninstall")).succeeded()
 
     table.add("helm uninstall, its Job included", now() - began)
     assert before == cluster.lives_of(names)
@@ -527,25 +444,19 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     assert LEFT == site.left()
 
 
-# The chart beside HAMi's device plugin: one of both on a node, or both for the time of a switch.
-#
-# HAMi's plugin is a DaemonSet with HAMi's labels whose pods do nothing, and a plugin of the test's
-# own that has registered the resource at the kubelet.
+# The switch from HAMi's device plugin: a DaemonSet with HAMi's labels whose pods do nothing, and a
+# plugin of the test's own that has registered the resource at the kubelet.
 
-LABEL = {"app.kubernetes.io/component": "hami-device-plugin"}
+COMPONENT, PLUGIN = "app.kubernetes.io/component", "hami-device-plugin"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bare_site(site_of_module):
     """Nothing is installed, and no agent was here before: one remembers a GPU that it lost."""
     if await site_of_module.is_installed():
-        await site_of_module.uninstall()
+        (await site_of_module.helm("uninstall")).succeeded()
     site_of_module.cluster.forget_agent_state()
     return site_of_module
-
-
-def daemon_sets(namespace):
-    return f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
 
 
 def hamis_plugin():
@@ -556,70 +467,36 @@ def hamis_plugin():
         "hostNetwork": True,
         "containers": [a_container(gpus=0)],
     }
-    labels = {**LABEL, "hami.io/webhook": "ignore"}
+    labels = {COMPONENT: PLUGIN, "hami.io/webhook": "ignore"}
     return {
-        "metadata": {"name": "hami-device-plugin"},
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": PLUGIN},
         "spec": {
-            "selector": {"matchLabels": LABEL},
+            "selector": {"matchLabels": {COMPONENT: PLUGIN}},
             "template": {"metadata": {"labels": labels}, "spec": spec},
         },
     }
 
 
-def others(cluster: Cluster):
-    """The pods of HAMi's plugin."""
-    pods = cluster.pods.objects.values()
-    return [pod for pod in pods if LABEL.items() <= pod["metadata"].get("labels", {}).items()]
+async def until_other(site, *wanted):
+    """Return once the pods of HAMi's plugin have these phases."""
+
+    def phases():
+        return [phase_of(pod) for pod in site.pods_with(COMPONENT, PLUGIN)]
+
+    await site.cluster.pods.until(lambda: [*wanted] == phases(), SERVING, f"not {wanted}")
 
 
-def phases(pods):
-    return [phase_of(pod) for pod in pods]
-
-
-async def until_phases(cluster, pods, *wanted):
-    await cluster.pods.until(
-        lambda: [*wanted] == phases(pods()), SERVING, f"not {wanted}: {phases(pods())}"
-    )
-
-
-async def remove_other(cluster, namespace):
-    await cluster.api.delete(f"{daemon_sets(namespace)}/hami-device-plugin")
-    await until_phases(cluster, lambda: others(cluster))
-
-
-async def test_of_both_plugins_the_first_keeps_the_node(bare_site):
-    site, cluster = bare_site, bare_site.cluster
-    await cluster.api.create(daemon_sets("default"), hamis_plugin())
-    await until_phases(cluster, lambda: others(cluster), "Running")
-
-    await site.install()
-    await cluster.pods.until(lambda: told(site.agents), SERVING, "nobody says why the agent waits")
-    assert ["Pending"] == phases(site.agents)
-    assert "anti-affinity" in told(site.agents)
-    assert frozenset() == await cluster.kubelet.allocatable(RESOURCE)
-
-    await remove_other(cluster, "default")
-    await site.uninstall()
-
-
-def told(pods):
-    """Why the scheduler has no node for them."""
-    conditions = (one for pod in pods for one in pod["status"].get("conditions", ()))
-    return "; ".join(one.get("message", "") for one in conditions if one["status"] == "False")
-
-
-HAMI_CHART = {"apiVersion": "v2", "name": "hami", "version": "2.10.0"}
-
-
-def write_hami_chart(folder, plugin):
-    """Write it; `plugin` is the DaemonSet of HAMi's plugin. Raises OSError."""
-    templates = folder / "templates"
-    templates.mkdir(parents=True)
-    (folder / "Chart.yaml").write_text(json.dumps(HAMI_CHART))
+def write_hami_chart(folder):
+    """A chart in the place of HAMi's. Raises OSError."""
+    (folder / "templates").mkdir(parents=True)
+    chart = {"apiVersion": "v2", "name": "hami", "version": "2.10.0"}
+    (folder / "Chart.yaml").write_text(json.dumps(chart))
     (folder / "values.yaml").write_text(json.dumps({"devicePlugin": {"enabled": True}}))
-    manifest = json.dumps({"apiVersion": "apps/v1", "kind": "DaemonSet", **plugin}, indent=1)
+    manifest = json.dumps(hamis_plugin(), indent=1)
     text = f"{{{{- if .Values.devicePlugin.enabled }}}}\n{manifest}\n{{{{- end }}}}\n"
-    (templates / "daemonset.yaml").write_text(text)
+    (folder / "templates" / "daemonset.yaml").write_text(text)
 
 
 SECTION = re.compile(r"^## Switch from HAMi's device plugin\n(.*?)^## ", re.MULTILINE | re.DOTALL)
@@ -644,40 +521,29 @@ async def type_out(site, hami, words):
     }
     program, *rest = (here.get(word, word) for word in words)
     if rest[0] == "install":
-        given = values(site.cluster.release)[1:]
-        rest += [word for one in given for word in ("--set", one)]
+        rest += [word for one in site.values[1:] for word in ("--set", one)]
     if "rollout" in rest:
         rest.append(f"--timeout={SERVING:.0f}s")
     if "exec" not in rest:
         await site.do(program, *rest)
 
 
-async def hami_alone(site, chart):
-    """Install the stand-in for HAMi's chart on a node that never had the agent."""
-    (site.cluster.hook / "libvgpu.so").unlink(missing_ok=True)
-    nvidia = {"metadata": {"name": "nvidia"}, "handler": "runc"}
-    await site.cluster.api.create("/apis/node.k8s.io/v1/runtimeclasses", nvidia)
-    write_hami_chart(chart, hamis_plugin())
-    await site.do("helm", "install", "hami", str(chart), f"--namespace={NAMESPACE}")
-    await until_phases(site.cluster, lambda: others(site.cluster), "Running")
-    return chart
-
-
 def args_of(site):
-    pods = site.agents
-    return [pod["spec"]["containers"][0]["args"] for pod in pods]
+    return [pod["spec"]["containers"][0]["args"] for pod in site.agents]
 
 
 async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agent(
     bare_site, tmp_path
 ):
-    site, cluster = bare_site, bare_site.cluster
-    hami = await hami_alone(site, tmp_path / "hami")
-    refused = await site.try_install()
-    assert "HAMi's device plugin (DaemonSet hami-device-plugin) serves the same nodes" in (
-        refused.errors
-    )
-    told = extra_args(cluster.release)
+    site, cluster, hami = bare_site, bare_site.cluster, tmp_path / "hami"
+    (cluster.hook / "libvgpu.so").unlink(missing_ok=True)
+    nvidia = {"metadata": {"name": "nvidia"}, "handler": "runc"}
+    await cluster.api.create("/apis/node.k8s.io/v1/runtimeclasses", nvidia)
+    write_hami_chart(hami)
+    await site.do("helm", "install", "hami", str(hami), *IN)
+    await until_other(site, "Running")
+    refused = (await site.helm("install")).errors
+    assert f"HAMi's device plugin (DaemonSet {PLUGIN}) serves the same nodes" in refused
     looks, (serve, *wait, off, alone) = typed_in_the_document()
 
     plugins = cluster.kubelet.plugins
@@ -686,7 +552,7 @@ async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agen
         await cluster.until_allocatable(10)
         for words in looks:
             await type_out(site, hami, words)
-        assert [["run", "--observe", *told]] == args_of(site)
+        assert [["run", "--observe", *site.told]] == args_of(site)
         assert 10 == len(await cluster.kubelet.allocatable(RESOURCE))
         assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
         assert not (cluster.hook / "libvgpu.so").exists()
@@ -694,13 +560,13 @@ async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agen
         for words in (serve, *wait):
             await type_out(site, hami, words)
         await site.until_serving()
-        assert ["Running"] == phases(others(cluster))
+        await until_other(site, "Running")
     for words in (off, alone, *wait):
         await type_out(site, hami, words)
 
-    await until_phases(cluster, lambda: others(cluster))
+    await until_other(site)
     await site.until_serving()
-    assert [["run", *told]] == args_of(site)
+    assert [["run", *site.told]] == args_of(site)
     (pod,) = site.agents
     assert "HAMI_AGENT_TAKEOVER" not in {one["name"] for one in pod["spec"]["containers"][0]["env"]}
     assert (cluster.hook / "libvgpu.so").exists()

@@ -1,10 +1,10 @@
 """An agent that is killed again and again, while pods come and go through the real scheduler."""
 
 import asyncio
+import contextlib
 import random
 import re
 import secrets
-import socket
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,17 +12,27 @@ from typing import Final
 
 import pytest
 
-from agent.errors import RefusalReason
+from agent.cluster import Role
+from agent.errors import RefusalReason, StateCorrupt
 from agent.reconcile import GRACE, PERIOD
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE_USER
-from tests.peers.lab.grants import ONLY_LEDGER
 from tests.peers.lab.part import because, until, until_answer
-from tests.peers.lab.placement import ALL_HEALTHY, REGISTERED, agent_said, wall
-from tests.peers.lab.pods import PODS, a_container, a_pod, lives, phase_of
+from tests.peers.lab.pods import (
+    ALL_HEALTHY,
+    PODS,
+    REGISTERED,
+    a_container,
+    a_pod,
+    agent_said,
+    key,
+    lives,
+    phase_of,
+    wall,
+)
 from tests.peers.lab.running import ACCOUNT, refused
+from tests.peers.lab.servers import EVENTS
 from tests.peers.lab.table import FAR_STARTING
 
 # Times without an agent, and which rejections of pods belong into them.
@@ -34,13 +44,17 @@ went wrong only ten seconds later. What belongs into a gap is judged by when the
 STARTING: Final = 2.0
 """Seconds for which an agent that knows its pods is still busy with its start."""
 
-_UNREACHED: Final = "rpc error: code = (Unavailable|Canceled) desc = .*"
+_UNREACHED: Final = r"rpc error: code = (Unavailable|Canceled) desc = (?!.*\[HA-).*"
 _KUBELETS_OWN: Final = (
     re.escape(because(f"no healthy devices present; cannot allocate unhealthy devices {RESOURCE}")),
     because(f"(device plugin GetPreferredAllocation rpc failed with err: )?{_UNREACHED}"),
     f"Pod was rejected: Node didn't have enough resource: {RESOURCE}, .*",
 )
 """What it says where nobody answers it."""
+
+
+_OF_STARTS: Final = (RefusalReason.OUT_OF_TIME, RefusalReason.STARVED)
+"""An agent may say so that was just started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,11 @@ class Rejected:
     at: float
     message: str
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether an agent speaks that does not know the pods of its node yet."""
+        return f"[{RefusalReason.PODS_UNKNOWN.value}]" in self.message
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -67,47 +86,22 @@ class Gap:
 
     def explains(self, one: Rejected) -> bool:
         """Whether the kubelet took up and rejected a pod in it, in words that belong there."""
-        if is_blind(one.message):
+        if one.is_blind:
             end = self.known
-        elif is_out_of_time(one.message):
+        elif any(f"[{reason.value}]" in one.message for reason in _OF_STARTS):
             end = max(self.known, self.end) + STARTING
-        elif is_kubelets_own(one.message):
+        elif any(re.fullmatch(text, one.message) for text in _KUBELETS_OWN):
             end = self.end
         else:
             return False
         return one.taken <= end and self.start <= one.at <= end + TOLD_LATE
 
 
-def is_blind(message: str) -> bool:
-    """Whether an agent speaks that does not know the pods of its node yet."""
-    return f"[{RefusalReason.PODS_UNKNOWN.value}]" in message
-
-
-def is_out_of_time(message: str) -> bool:
-    """Whether an agent speaks that found no answer in time, as one may that was just started."""
-    reasons = RefusalReason.OUT_OF_TIME, RefusalReason.STARVED
-    return any(f"[{reason.value}]" in message for reason in reasons)
-
-
-def is_kubelets_own(message: str) -> bool:
-    """Whether the kubelet says that it reached no agent, and no agent speaks through it."""
-    return "[HA-" not in message and any(re.fullmatch(one, message) for one in _KUBELETS_OWN)
-
-
 DECIDED_WITHIN: Final = 90.0
-"""Seconds from a pod's creation to its containers running, or its end: the scheduler places one
-pod at a time, and tries again after seconds where it could not."""
-
+"""Seconds until one more pod has run: the scheduler places them one at a time."""
 _SHAPES: Final = ((1,), (1,), (2,), (1, 1))
 """How many GPUs each container of a pod asks for."""
 _LASTS: Final = (0.2, 3.0)
-
-
-def a_chance() -> random.Random:
-    """Another one each time; its seed is shown with a failure."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")  # noqa: T201 -- as said
-    return random.Random(seed)  # noqa: S311 -- moments, no secrets
 
 
 @dataclass(eq=False, slots=True)
@@ -124,42 +118,37 @@ class Stream:
     """When the pods with these UIDs were gone, in Unix seconds."""
     _count: int = 0
 
-    async def run(self, pairs: int = 2) -> None:
-        """Keep so many pods coming and going, until it is over and all are gone."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(pairs):
-                group.create_task(self._one_after_the_other())
+    async def run(self) -> None:
+        """One pod after the other, until it is over and the last one is gone."""
+        while not self.is_over:
+            self._count += 1
+            await self._live(f"stream-{self._count}")
 
     async def until_one_ran(self) -> None:
         """Return once one more pod has run to its end. Raises TimeoutError."""
         before = len(self.ran)
         await until(lambda: len(self.ran) > before, DECIDED_WITHIN, lambda: f"{self.rejected}")
 
-    async def _one_after_the_other(self) -> None:
-        while not self.is_over:
-            self._count += 1
-            await self._live(f"stream-{self._count}")
-
     async def _live(self, name: str) -> None:
-        shape = self.chance.choice(_SHAPES)
+        cluster, created = self.cluster, wall()
         containers = [
             a_container(f"c{place}", gpus=gpus, memory=1000 + 10 * self._count, cores=3)
-            for place, gpus in enumerate(shape)
+            for place, gpus in enumerate(self.chance.choice(_SHAPES))
         ]
-        created = wall()
-        telling = self.cluster.telling(a_pod(name, *containers))
-        await self.cluster.reading.until_current()
-        pod = await self.cluster.decided(await self.cluster.api.create(PODS, telling))
+        await cluster.nodes.until_current()
+        telling = cluster.telling(a_pod(name, *containers))
+        pod = await cluster.decided(await cluster.api.create(PODS, telling))
         if phase_of(pod) == "Failed":
-            await self._note_rejection(name, created, pod["status"])
+            at = wall()
+            words = '"SyncLoop ADD"', f'"{key(name)}"'
+            taken = await cluster.until_kubelet_says(*words, since=created)
+            self.rejected.append(Rejected(name, taken, at, pod["status"].get("message", "")))
+            await asyncio.sleep(self.chance.uniform(*_LASTS))  # or a gap would fill with them
         else:
             await self._look_inside(name)
-        await self._end(name)
-
-    async def _note_rejection(self, name: str, created: float, status: Object) -> None:
-        at, taken = wall(), await self.cluster.until_taken_up(name, created)
-        self.rejected.append(Rejected(name, taken, at, status.get("message", "")))
-        await asyncio.sleep(self.chance.uniform(*_LASTS))  # or a gap would fill with them
+        await cluster.delete(name, grace=0)
+        await cluster.until_deleted(name)
+        self.deleted[pod["metadata"]["uid"]] = wall()
 
     async def _look_inside(self, name: str) -> None:
         """Whether it runs with its limits, and goes on so while it lasts."""
@@ -172,12 +161,6 @@ class Stream:
         if before != after:
             self.wrong.append(f"{name} was {before} and is {after}")
         self.ran.append(name)
-
-    async def _end(self, name: str) -> None:
-        uid = self.cluster.as_seen(name)["metadata"]["uid"]
-        await self.cluster.delete(name, grace=0)
-        await self.cluster.until_deleted(name)
-        self.deleted[uid] = wall()
 
 
 KILLS = 20
@@ -233,7 +216,8 @@ async def kill_often(cluster, agent, stream):
     """Kill it at bad moments; before every other one a pod runs, as where systemd rests a while."""
     harm = Harm()
     async with asyncio.TaskGroup() as group:
-        group.create_task(stream.run())
+        for _ in range(2):
+            group.create_task(stream.run())
         for number in range(KILLS):
             if number % 2:
                 await stream.until_one_ran()
@@ -243,16 +227,33 @@ async def kill_often(cluster, agent, stream):
     return harm
 
 
+async def a_few(cluster):
+    """Telling pods of several shapes, which run and are settled; their names."""
+    several = (a_container("left"), a_container("plain", gpus=0), a_container("right", cores=20))
+    load = (a_container("load", script="true"),) if cluster.release.serves_inits else ()
+    names = await cluster.run(
+        cluster.a_telling_pod("pair", gpus=2),
+        cluster.telling(a_pod("trio", *several)),
+        cluster.telling(a_pod("prepared", a_container(memory=2048), inits=load)),
+        within=60.0,
+    )
+    await cluster.until_settled(*names)
+    await cluster.until_told(*names)
+    return names
+
+
 @pytest.mark.timeout(1200)  # longer than what is waited for inside, which tells more
 @pytest.mark.parametrize("user", [ACCOUNT, pytest.param(NODE_USER, marks=pytest.mark.long)])
 async def test_an_agent_that_is_killed_at_any_moment_loses_nothing(cluster, table, user):
     mark = cluster.plane.audit.mark()
     agent = await cluster.start_registered_agent(user=user)
     residents = await cluster.run(
-        *(cluster.a_telling_pod(f"resident-{number}") for number in range(2))
+        cluster.a_telling_pod("resident-0"), cluster.a_telling_pod("resident-1", gpus=2)
     )
     before = cluster.lives_of(residents)
-    stream = Stream(cluster, a_chance())
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")  # noqa: T201 -- shown with a failure
+    stream = Stream(cluster, random.Random(seed))  # noqa: S311 -- moments, no secrets
     harm = await kill_often(cluster, agent, stream)
     ended = wall()
 
@@ -261,7 +262,7 @@ async def test_an_agent_that_is_killed_at_any_moment_loses_nothing(cluster, tabl
     assert before == cluster.lives_of(residents)
     assert [] == [one for one in stream.rejected if not any(g.explains(one) for g in harm.gaps)]
     assert LEAST_RAN <= len(stream.ran)
-    blind = [one.message for one in stream.rejected if is_blind(one.message)]
+    blind = [one.message for one in stream.rejected if one.is_blind]
     print(blind)  # noqa: T201 -- shown with a failure
     what = "pods rejected in these gaps by an agent that knew no pods yet"
     table.hold(what, len(blind), 0, unit="")
@@ -285,35 +286,58 @@ def note(table, stream, harm):
 
 async def agrees(cluster, stream):
     """Whether the ledger says what the kubelet says, but for rows of pods that went just now."""
-    ledger = cluster.rows()
-    differences = await cluster.disagreement()
-    return all(
-        words == ONLY_LEDGER
-        and wall() - stream.deleted[ledger[container].key.pod_uid] < GRACE + PERIOD + 2.0
-        for container, words in differences.items()
+    held, rows = await cluster.kubelet.held(RESOURCE), cluster.rows()
+    left = [row for container, row in rows.items() if container not in held]
+    return (
+        held.keys() <= rows.keys()
+        and all(rows[one].confirmed and {*rows[one].slice_ids} == held[one] for one in held)
+        and all(wall() - stream.deleted[row.key.pod_uid] < GRACE + PERIOD + 2.0 for row in left)
     )
 
 
+# The agent's state is lost: rows come back from annotations and the kubelet.
+
+
+def listed(cluster):
+    """Of each row whose container PodResources lists, what must come back; none: no state yet."""
+    with contextlib.suppress(FileNotFoundError, StateCorrupt):
+        return {
+            who: (row.shares, row.slice_ids, row.group, row.edits, row.confirmed)
+            for who, row in cluster.rows().items()
+            if row.role is not Role.INIT
+        }
+    return {}
+
+
+async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(cluster, agent, table):
+    names = await a_few(cluster)
+    await until(
+        lambda: all(row.confirmed for row in cluster.rows().values()), 20.0, agent.part.tail
+    )
+    before, wanted = cluster.lives_of(names), listed(cluster)
+
+    await agent.part.kill()
+    for path in (cluster.space.view / "var/lib/hami-agent").glob("state*.json"):
+        path.write_bytes(b"\0" * path.stat().st_size)
+    began = wall()
+    await agent.part.start()
+    await until(lambda: wanted == listed(cluster), 120.0, lambda: f"{listed(cluster)}")
+    table.hold("state lost: agent starts → rows are back", wall() - began, 5.0)
+
+    await cluster.until_allocatable()
+    await cluster.run(cluster.a_telling_pod("new"))
+    for name in (*names, "new"):
+        assert cluster.expected_inside(name) == await cluster.seen_inside(name)
+    assert (before, {}) == (cluster.lives_of(names), cluster.oversold())
+
+    async def is_told():
+        found = (await cluster.api.get(EVENTS))["items"]
+        return any(one["reason"] == "StateRecovered" for one in found)
+
+    await until_answer(is_told, 20.0, agent.part.tail)
+
+
 # Whoever of the node starts again, running containers notice nothing and new ones get theirs.
-
-
-async def until_socket(cluster, before):
-    """When the kubelet made its socket anew, in Unix seconds."""
-    path = cluster.kubelet.plugins / "kubelet.sock"
-    born = before
-
-    def is_new():
-        nonlocal born
-        try:
-            born = path.stat().st_ctime_ns  # the removal of the old one changes it too
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        return born != before
-
-    await until(is_new, 20.0, cluster.kubelet.part.tail)
-    return born / 1e9
 
 
 async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
@@ -326,25 +350,18 @@ async def test_a_new_kubelet_finds_the_agent_at_once_and_asks_for_nobody_again(
     before, asked = cluster.lives_of(residents), agent.answers()
 
     for turn in range(3):
-        old = (cluster.kubelet.plugins / "kubelet.sock").stat().st_ctime_ns
-        await cluster.kubelet.part.kill()
-        await cluster.kubelet.part.start()
-        born = await until_socket(cluster, old)
-        registered = await cluster.until_kubelet_says(REGISTERED, since=born)
+        await cluster.kubelet.restart()
         await cluster.until_allocatable()
         back = wall()
+        born = (cluster.kubelet.plugins / "kubelet.sock").stat().st_ctime
+        registered = await cluster.until_kubelet_says(REGISTERED, since=born)
         table.hold("new kubelet.sock → Register call", registered - born, 0.3)
         table.hold("new kubelet.sock → 80 slices allocatable", back - born, 1.0)
         await cluster.run(cluster.a_telling_pod(f"new-{turn}", gpus=1 + turn % 2))
         assert cluster.expected_inside(f"new-{turn}") == await cluster.seen_inside(f"new-{turn}")
 
     assert before == cluster.lives_of(residents)
-    assert asked + once("new-0", "new-1", "new-2") == agent.answers()
-
-
-def once(*names):
-    """The answers to those pods: one each."""
-    return Counter((name, "main") for name in names)
+    assert asked + Counter((f"new-{turn}", "main") for turn in range(3)) == agent.answers()
 
 
 # Which rejections a time without an agent explains: the kubelet's own, and only in that time.

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -10,11 +9,10 @@ from tests.fakes.plugin import a_device, answer
 from tests.peers.lab.nodes import first
 from tests.peers.lab.part import because
 
-# Which ids a container gets and what the plugin is asked: the model and the real kubelet alike.
+# Which ids a container gets and what the plugin is asked.
 #
 # Only the model is tried on what a real kubelet shows after hours or with two NUMA nodes: hints of
-# the topology manager, and a resource that is gone after its five minutes. How answers of several
-# resources are merged into a container is left to tests of the agent's own containers.
+# the topology manager, and a resource that is gone after its five minutes.
 
 TEXT = "test refusal, second sentence. [HA-3f9c]"
 REFUSED = GRPCError(Status.FAILED_PRECONDITION, TEXT)
@@ -83,17 +81,6 @@ async def test_too_few_free_ids_are_refused_with_both_numbers(node):
         assert 1 == len(plugin.asked)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-async def test_nothing_healthy_is_refused_even_for_a_count_of_zero(node, plugin, count):
-    plugin.end_streams()
-    await node.until_listed(0)
-    status = await node.fails("p", node.container(count=count))
-    assert (
-        because("no healthy devices present; cannot allocate unhealthy devices " + node.resource)
-        == status["message"]
-    )
-
-
 async def test_a_resource_that_nobody_ever_registered_is_admitted_without_ids(node):
     await node.runs("p")
     assert {"main": frozenset()} == await node.held("p")
@@ -136,7 +123,7 @@ async def test_while_an_allocate_is_held_nothing_else_is_admitted(node, plugin):
         await node.until_phase(name, "Running")
 
 
-# What a plugin's lists make of its resource: the model and the real kubelet alike.
+# What a plugin's lists make of its resource.
 
 
 async def ids(node) -> list[str]:
@@ -157,9 +144,10 @@ async def test_an_empty_list_leaves_the_resource_present_with_nothing(node, plug
     plugin.publish([])
 
     await node.until_counted(0, 0)
-    assert (await node.fails("p"))["message"].startswith(
-        "Pod was rejected: Allocate failed due to no healthy devices present"
-    )
+    for name, count in (("one", 1), ("zero", 0)):
+        status = await node.fails(name, node.container(count=count))
+        text = f"no healthy devices present; cannot allocate unhealthy devices {node.resource}"
+        assert because(text) == status["message"], "even for a count of zero"
 
 
 async def test_a_list_over_4_mib_ends_the_stream(node, plugin):
@@ -192,27 +180,7 @@ def nodes_of(entry) -> int | None:
     return None if entry.topology is None else entry.topology.nodes[0].id
 
 
-@pytest.mark.long
-@pytest.mark.timeout(420)
-@pytest.mark.parametrize("place", ["real"], indirect=True)
-async def test_after_five_minutes_without_its_plugin_a_resource_counts_nothing(node, plugin):
-    await node.until_counted(4, 4)
-    plugin.end_streams()
-    await node.until_counted(4, 0)
-
-    await node.until(lambda: node.counted() == ("0", "0"), f"{node.counted()}", 330)
-    assert node.resource not in (node.checkpoint().registered or {})
-    await node.create("p")
-    assert (
-        f"Pod was rejected: Node didn't have enough resource: {node.resource}, "
-        "requested: 1, used: 0, capacity: 0"
-    ) == (await node.until_phase("p", "Failed"))["message"], "it is admitted without ids first"
-    assert [] == plugin.calls
-    await plugin.register()
-    await node.until_counted(4, 4)
-
-
-# Ids that a pod uses again, and what is preferred: the model and the real kubelet alike.
+# Ids that a pod uses again, and what is preferred.
 
 
 async def prefer(node, plugin) -> None:

@@ -7,11 +7,10 @@ import pytest
 
 from agent import cluster as annotations
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.api import notes_of
 from tests.peers.lab.nodes import RealNode
 from tests.peers.lab.part import until, until_answer
-from tests.peers.lab.placement import agent_said, wall
-from tests.peers.lab.pods import a_container, a_pod, key
+from tests.peers.lab.pods import a_container, a_pod, agent_said, key, wall
 
 AWAY = 5.0
 """Seconds for which the API server is away."""
@@ -56,7 +55,7 @@ async def test_what_the_agent_knew_is_served_without_the_api_server_and_settled_
     await cluster.until_unlocked(60.0)
     table.add("API server comes back → lock free", wall() - back)
     await cluster.create(cluster.a_telling_pod("new"))
-    await cluster.until_bind_phase("late", annotations.PHASE_SUCCESS, within=90.0)
+    await cluster.until_settled("late", within=90.0)
     table.add("API server comes back → pod settled", wall() - back)
     await cluster.until_running("late", "new", within=PATIENCE)
     table.add("API server comes back → new pod runs, all peers included", wall() - back)

@@ -1,66 +1,35 @@
-"""Plain mode on a cluster without HAMi: the kubelet's ids decide, and no API server is asked."""
+"""Plain mode for pods that HAMi never sees: the kubelet's ids decide, no API server is asked."""
 
-import pytest_asyncio
-import yaml
+import contextlib
 
-from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.api import notes_of
 from tests.peers.lab.control import NODE_USER
-from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.part import until_answer
-from tests.peers.lab.pods import a_container, a_pod, gpu_of
+from tests.peers.lab.pods import a_container, a_pod, gpu_of, stray
 from tests.peers.lab.running import ACCOUNT
-
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-SCHEDULER = "default-scheduler"
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def bare(cluster):
-    """No webhook, a kube-scheduler that knows no extender, and no HAMi; as it was afterwards."""
-    scheduler, path = cluster.parts["kube-scheduler"], cluster.plane.root / "scheduler.json"
-    before = path.read_text()
-    configuration = yaml.safe_load(before) | {"profiles": [{"schedulerName": SCHEDULER}]}
-    del configuration["extenders"]
-    (webhook,) = (await cluster.api.get(WEBHOOKS))["items"]
-    name = webhook["metadata"]["name"]
-
-    async def restart(text):
-        await scheduler.kill()
-        path.write_text(text)
-        await scheduler.start()
-
-    await cluster.api.delete(f"{WEBHOOKS}/{name}")
-    await cluster.parts["extender"].kill()
-    await cluster.remove_pods()  # and what HAMi's scheduler wrote on the Node
-    await restart(yaml.safe_dump(configuration))
-    try:
-        yield cluster
-    finally:
-        await restart(before)
-        await cluster.api.create(WEBHOOKS, {**webhook, "metadata": {"name": name}})
 
 
 def a_plain_pod(cluster, name, *counts, inits=()):
-    """A telling pod for the default scheduler, whose containers ask for so many slices."""
+    """A telling pod that HAMi never sees, whose containers ask for so many slices."""
 
     def asking(kind, number, count, **more):
         return a_container(f"{kind}{number}", gpus=count, memory=None, cores=None, **more)
 
     containers = [asking("c", number, count) for number, count in enumerate(counts)]
     first = [asking("i", number, count, script="true") for number, count in enumerate(inits)]
-    return cluster.telling(a_pod(name, *containers, inits=tuple(first), schedulerName=SCHEDULER))
+    return cluster.telling(stray(a_pod(name, *containers, inits=tuple(first))))
 
 
 def rows_by_holder(cluster):
     """The ids that the rows give each container that is known to hold some."""
-    path = cluster.space.view / "var/lib/hami-agent/state.json"
-    rows = decode_state(path.read_bytes()).ledger.rows if path.exists() else ()
-    return {
-        (f"{one.holder.namespace}/{one.holder.pod}", one.holder.container): {*one.slice_ids}
-        for one in rows
-        if one.holder
-    }
+    with contextlib.suppress(FileNotFoundError):
+        return {
+            (f"{one.holder.namespace}/{one.holder.pod}", one.holder.container): {*one.slice_ids}
+            for one in cluster.all_rows()
+            if one.holder
+        }
+    return {}
 
 
 def visible(cluster, pod, container):
@@ -68,19 +37,18 @@ def visible(cluster, pod, container):
     return set(told.split(",")) - {""}
 
 
-async def test_pods_of_every_shape_get_the_gpus_of_the_ids_that_the_kubelet_gave(bare):
-    cluster, mark = bare, bare.plane.audit.mark()
+async def test_pods_of_every_shape_get_the_gpus_of_the_ids_that_the_kubelet_gave(cluster):
+    mark = cluster.plane.audit.mark()
     path = cluster.root / "plain.yaml"
     path.write_text("scheduler: none\n")
     agent = await cluster.start_agent("--config", str(path))
     await cluster.until_allocatable()
-    pods = (
+    names = await cluster.run(
         a_plain_pod(cluster, "one", 1),
         a_plain_pod(cluster, "wide", 12),
         a_plain_pod(cluster, "parts", 2, 0, 1),
         a_plain_pod(cluster, "prepared", 1, inits=(3,)),
     )
-    names = await cluster.run(*pods)
     await cluster.until_told(*names)
 
     async def agrees():
@@ -98,8 +66,7 @@ async def test_pods_of_every_shape_get_the_gpus_of_the_ids_that_the_kubelet_gave
         assert {} == cluster.seen_mounts(name, container)
     assert set() == visible(cluster, "parts", "c1")
     assert 1 <= len(visible(cluster, "prepared", "i0")) <= 3
-    noted = [note for name in names for note in notes_of(cluster.as_seen(name))]
-    assert [] == [one for one in (*noted, *notes_of(cluster.node_of())) if "hami" in one]
+    assert [] == [note for name in names for note in notes_of(cluster.as_seen(name))]
     await agent.part.stop()
     asked = [cluster.plane.audit.since(mark, user) for user in (NODE_USER, ACCOUNT)]
     assert [[], []] == asked

@@ -12,16 +12,16 @@ import pytest_asyncio
 
 from agent import cluster as annotations
 from tests.peers.lab.agents import SOURCE
-from tests.peers.lab.api import STRATEGIC
+from tests.peers.lab.api import STRATEGIC, notes_of
 from tests.peers.lab.cluster import kept
-from tests.peers.lab.control import ADMIN, NODE
-from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.control import ADMIN, NODE, NODE_PATH
 from tests.peers.lab.part import run_program, until_answer
-from tests.peers.lab.servers import NODE_PATH, conditions, marks, real_server
+from tests.peers.lab.servers import conditions, marks, real_server
 from tests.shape.typed import runs_of, told
 
 SYSTEM = "/api/v1/namespaces/kube-system"
 APPS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
+DOCTOR = f"{SYSTEM}/pods/hami-agent-doctor"
 PATIENCE = 60.0
 OWN = ("hami",)
 """`kubectl hami` is this program itself, by kubectl's way with plugins."""
@@ -36,11 +36,8 @@ async def server(binaries):
 @pytest.fixture
 def typed(server, binaries, tmp_path):
     """Types a line of a document in the repository's root, and returns what it says."""
-    environ = {
-        "PATH": f"{binaries}:{os.defpath}",
-        "HOME": str(tmp_path),
-        "KUBECONFIG": str(server.plane.kubeconfig(ADMIN)),
-    }
+    kubeconfig, path = str(server.plane.kubeconfig(ADMIN)), f"{binaries}:{os.defpath}"
+    environ = {"PATH": path, "HOME": str(tmp_path), "KUBECONFIG": kubeconfig}
 
     async def type_line(line):
         shell = ("/bin/bash", "-euo", "pipefail", "-c", line)
@@ -69,13 +66,13 @@ async def test_kubectl_has_the_commands_and_their_flags(typed):
 
 
 async def test_the_manifests_are_applied_started_anew_and_deleted(server, typed):
-    await typed(line("GUIDE.md", "kubectl apply -f deploy/manifests"))
-    before = await server.admin.get(f"{APPS}/hami-agent")
+    generations = []
+    for words in ("kubectl apply -f deploy/manifests", "rollout restart"):
+        await typed(line("GUIDE.md", words))
+        found = await server.admin.get(f"{APPS}/hami-agent")
+        generations.append(found["metadata"]["generation"])
+    assert generations[0] + 1 == generations[1]
     assert "hami-agent" in await names(server, f"{SYSTEM}/serviceaccounts")
-
-    await typed(line("GUIDE.md", "rollout restart"))
-    after = await server.admin.get(f"{APPS}/hami-agent")
-    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
 
     await typed(line("GUIDE.md", "kubectl delete -f deploy/manifests"))
     assert "hami-agent" not in await names(server, APPS)
@@ -85,14 +82,14 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
     said = await typed(line("GUIDE.md", "deploy/doctor.yaml", "kubectl apply"))
 
     assert 4 == said.count("created")
-    pod = await server.admin.get(f"{SYSTEM}/pods/hami-agent-doctor")
-    assert "gpu-1" == pod["spec"]["nodeName"]
-    (container,) = pod["spec"]["containers"]
-    assert "registry.example:5000/gpu/hami-agent:0.2.0" == container["image"]
+    spec = (await server.admin.get(DOCTOR))["spec"]
+    (container,) = spec["containers"]
+    image = "registry.example:5000/gpu/hami-agent:0.2.0"
+    assert ("gpu-1", image) == (spec["nodeName"], container["image"])
 
     # Nobody is there to confirm that the container ended.
     await typed(f"{line('GUIDE.md', 'delete -f deploy/doctor.yaml')} --wait=false")
-    await server.admin.ask("DELETE", f"{SYSTEM}/pods/hami-agent-doctor", {"gracePeriodSeconds": 0})
+    await server.admin.ask("DELETE", DOCTOR, {"gracePeriodSeconds": 0})
 
     async def is_gone():
         return "hami-agent-doctor" not in await names(server, f"{SYSTEM}/pods")

@@ -5,23 +5,16 @@ panic of kubelet 1.36 through overlapping calls is never provoked here.
 """
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.wire.v1 import GetPodResourcesRequest
-from tests.peers.lab.control import NODE
 from tests.peers.lab.nodes import first
-from tests.peers.lab.pods import NAMESPACE, a_pod, stray
 
 REFUSAL = GRPCError(Status.FAILED_PRECONDITION, "test refusal, second sentence. [HA-3f9c]")
 NONE: frozenset[str] = frozenset()
-real_only = pytest.mark.parametrize("place", ["real"], indirect=True)
 
 
 def views(node, *names):
@@ -35,11 +28,6 @@ def views(node, *names):
     return look
 
 
-async def running(node, *names) -> None:
-    for name in names:
-        await node.until_phase(name, "Running")
-
-
 async def test_get_names_the_pod_and_the_container_that_are_being_admitted(node):
     async with node.plugin(count=8) as plugin:
         plugin.look = views(node, "pa", "pb", "pi")
@@ -47,7 +35,8 @@ async def test_get_names_the_pod_and_the_container_that_are_being_admitted(node)
         await node.create("pa", *two)
         await node.create("pb", *two)
         await node.create("pi", *two, inits=(node.init(),))
-        await running(node, "pa", "pb", "pi")
+        for name in ("pa", "pb", "pi"):
+            await node.until_phase(name, "Running")
 
         told = [call.found for call in plugin.calls]
         pods = [pod for pod in ("pa", "pb", "pi") for _ in range(3 if pod == "pi" else 2)]
@@ -72,8 +61,7 @@ def admitted_last(found) -> str:
 
 async def test_init_containers_are_never_listed_and_sidecars_from_the_start(node, plugin):
     plugin.look = views(node, "p")
-    await node.create("p", inits=(node.init(), node.sidecar("s")))
-    await running(node, "p")
+    await node.runs("p", inits=(node.init(), node.sidecar("s")))
 
     init, sidecar, app = (call.found["p"] for call in plugin.calls)
     assert {"s": NONE, "main": NONE} == init == sidecar
@@ -85,8 +73,7 @@ async def test_a_rejected_pod_is_not_found_from_its_rejection_on(node, plugin):
     plugin.script.refusals.append(REFUSAL)
     plugin.look = views(node, "p", "q")
     await node.create("p")
-    await node.create("q")
-    await running(node, "q")
+    await node.runs("q")
 
     one, two = (call.found for call in plugin.calls)
     refused, served = ("p", "q") if one["p"] is not None else ("q", "p")
@@ -100,48 +87,37 @@ async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found
     plugin.look = views(node, "p")
     await node.until_counted(4, 4)
     await node.fails("p", nodeSelector={"disk": "none"})
-    await node.create("q")
-    await running(node, "q")
+    await node.runs("q")
 
     assert [{"p": {"main": NONE}}, {"p": None}] == [call.found for call in plugin.calls]
 
 
-@real_only
+@pytest.mark.parametrize("place", ["real"], indirect=True)
 async def test_ten_questions_at_once_are_answered_and_the_refusal_names_no_pod(node):
     loop = asyncio.get_running_loop()
+    answered, throttled = (Status.OK, None), (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    async def ask(lister, name):
+        try:
+            await lister.get(GetPodResourcesRequest(node.known_as(name), "default"), timeout=5.0)
+        except GRPCError as error:
+            return error.status, error.message
+        return answered
+
     async with node.plugin():
         # A machine may be so slow that the bucket is filled as fast as it is asked.
         for name in ("p", "q", "r"):
-            await node.create(name)
-            await running(node, name)
+            await node.runs(name)
             # Nobody has asked since the plugin was listed, and a pod takes longer than the bucket.
             begun = loop.time()
-            answers = await forty_answers(node, name)
+            async with node.resources.lister() as lister, asyncio.TaskGroup() as group:
+                tasks = [group.create_task(ask(lister, name)) for _ in range(40)]
+            answers = [task.result() for task in tasks]
             refilled = 100 * (loop.time() - begun)
-            if THROTTLED in answers:
+            if throttled in answers:
                 break
-        assert {ANSWERED, THROTTLED} == set(answers)
-        assert 10 <= answers.count(ANSWERED) <= 10 + refilled + 2
-
-
-ANSWERED = (Status.OK, None)
-THROTTLED = (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-
-
-async def forty_answers(node, name) -> list[tuple[Status, str | None]]:
-    """What as many questions for a pod are answered, asked at once."""
-    async with node.resources.lister() as lister, asyncio.TaskGroup() as group:
-        asked = GetPodResourcesRequest(node.known_as(name), "default")
-
-        async def ask() -> tuple[Status, str | None]:
-            try:
-                await lister.get(asked, timeout=5.0)
-            except GRPCError as error:
-                return error.status, error.message
-            return ANSWERED
-
-        tasks = [group.create_task(ask()) for _ in range(40)]
-    return [task.result() for task in tasks]
+        assert {answered, throttled} == {*answers}
+        assert 10 <= answers.count(answered) <= 10 + refilled + 2
 
 
 async def test_an_unknown_pod_is_answered_with_code_unknown(node):
@@ -161,7 +137,7 @@ async def test_questions_are_answered_while_a_preference_and_an_allocate_are_hel
     assert 4 == len(await node.allocatable())
     assert node.known_as("p") in {pod.name for pod in await node.resources.list()}
     held.set()
-    await running(node, "p")
+    await node.until_phase("p", "Running")
 
 
 async def test_pods_deleted_while_they_wait_are_still_asked_for(node, plugin):
@@ -207,7 +183,7 @@ async def test_two_pods_of_one_name_look_the_same_to_get(node, plugin):
     assert {"main": NONE} == await node.held("p")
     plugin.look = views(node, "p")
     plugin.let_go()
-    await running(node, "p")
+    await node.until_phase("p", "Running")
 
     assert old != new == node.pod("p")["metadata"]["uid"]
     assert {"main": NONE} == plugin.calls[1].found["p"]
@@ -217,8 +193,7 @@ async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
     async with node.plugin(count=2) as plugin:
         plugin.choose(first)
         await node.come_back(plugin)
-        await node.create("gone", node.container(script="exec sleep 3600"))
-        await running(node, "gone")
+        await node.runs("gone", node.container(script="exec sleep 3600"))
         plugin.hold()
         await node.delete("gone", grace=1)
         await node.until_leaving("gone")
@@ -227,9 +202,8 @@ async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
         await node.until_gone("gone")
         await node.resources.list()
         plugin.let_go()
-        await running(node, "p")
-        await node.create("q", node.container(count=1))
-        await running(node, "q")
+        await node.until_phase("p", "Running")
+        await node.runs("q", node.container(count=1))
 
         (available, _, _) = plugin.preferred[-1]
         assert {"g0", "g1"} == set(available), "a running pod holds one of them"
@@ -246,90 +220,3 @@ async def test_the_sockets_identity_tells_a_new_kubelet_by_its_change_time(node,
     kind = type(node).__name__
     table.add(f"inode of kubelet.sock is the same after a restart ({kind})", same, unit="")
     assert before.st_ctime_ns != after.st_ctime_ns
-
-
-@real_only
-@pytest.mark.long
-async def test_a_rejection_right_after_the_kubelets_start_is_told_ten_seconds_after_it(
-    node, plugin, table
-):
-    await node.restart()
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    await node.come_back(plugin)
-    plugin.script.refusals += [REFUSAL, REFUSAL]
-    await node.create("early")
-    await node.until(lambda: plugin.asked, "no Allocate")
-    assert loop.time() - begun < 2
-    await node.stays(lambda: node.phase("early") == "Pending", "it was told", 3.0)
-    await node.fails("late")
-    assert "Pending" == node.phase("early")
-
-    await node.until_phase("early", "Failed")
-    table.add("a rejection in the kubelet's first second is told", loop.time() - begun)
-
-
-# Static pods, which the kubelet admits before anybody else hears of them: the real kubelet only.
-#
-# The model has no static pods: all that it hosts comes from its store.
-
-
-class StaticPods:
-    """A directory of the kubelet's for static pods."""
-
-    def __init__(self, node, directory: Path) -> None:
-        self.node = node
-        self.directory = directory
-
-    def write(self, name: str) -> None:
-        pod = stray(a_pod(self.node.known_as(name), self.node.container()))
-        whole = self.directory / f".{name}"
-        whole.write_text(json.dumps(pod))
-        whole.rename(self.directory / f"{name}.json")
-
-    def remove(self, name: str) -> None:
-        (self.directory / f"{name}.json").unlink()
-
-    def mirror(self, name: str) -> str:
-        return f"{self.node.known_as(name)}-{NODE}"
-
-    def is_known(self, name: str) -> bool:
-        return f"{NAMESPACE}/{self.mirror(name)}" in self.node.cluster.pods.objects
-
-    async def held(self, name: str) -> dict[str, int] | None:
-        found = await self.node.resources.find(NAMESPACE, self.mirror(name))
-        return None if found is None else {c.name: len(c.devices) for c in found.containers}
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def static_pods(node) -> AsyncIterator[StaticPods]:
-    kubelet, runtime = node.cluster.kubelet, node.cluster.runtime
-    directory = node.cluster.root / "static"
-    directory.mkdir(exist_ok=True)
-    kubelet.configure(runtime.socket, staticPodPath=str(directory), fileCheckFrequency="1s")
-    await node.restart()
-    yield StaticPods(node, directory)
-    await node.kill()
-    kubelet.configure(runtime.socket)
-    await node.start()
-
-
-@pytest.mark.parametrize("place", ["real"], indirect=True)
-async def test_a_static_pod_is_asked_for_before_the_api_knows_it(node, static_pods, plugin):
-    plugin.script.refusals.append(REFUSAL)
-    static_pods.write("refused")
-    await node.until(lambda: plugin.asked, "no Allocate")
-    # In a kubelet's first seconds a refused one has a mirror pod all the same.
-    await node.stays(lambda: len(plugin.asked) == 1, "the refused one is asked for again", 3.0)
-    static_pods.remove("refused")
-
-    plugin.hold()
-    static_pods.write("p")
-    await node.until(lambda: len(plugin.asked) == 2, "no Allocate, or the refused one again")
-    assert not static_pods.is_known("p")
-    assert {"main": 0} == await static_pods.held("p")
-    plugin.let_go()
-    await node.until(lambda: static_pods.is_known("p"), "no mirror pod")
-    assert {"main": 1} == await static_pods.held("p")
-    static_pods.remove("p")
-    await node.until(lambda: not static_pods.is_known("p"), "the mirror pod stays")

@@ -75,7 +75,7 @@ async def test_settings_are_followed_and_the_last_good_ones_start_the_next_agent
         config.write_text("sharing: {splitCount: 4}")
         cluster = await started(opened, slices=4)
         config.write_text("sharing: {splitCount: 6}")
-        cluster.reload_agent()
+        cluster.agent.signal(signal.SIGHUP)
         assert await offers(cluster, 6), cluster.log.last(20)
         assert 1 == len(cluster.kubelet.history.of("registered"))
 

@@ -20,7 +20,7 @@ from agent.sandbox.scheduler.registry import Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
-from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_pod, event, told
+from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_pod, event
 
 TYPE = "nvidia.com/use-gputype"
 ONE = {GPU: 1, MEMORY: 1}
@@ -139,29 +139,6 @@ def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
         assert () == explanation.changes
     for change in explanation.changes:
         assert changed(cluster, pod, change.said), change.said
-
-
-def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():
-    pod = pod_of(ONE)
-    gated = {**pod, "spec": {**pod["spec"], "schedulingGates": [{"name": "queue/admission"}]}}
-
-    found = told(gated)
-
-    gate = found.gate("admission")
-    assert (GateVerdict.BLOCKED, "E-GATED", ()) == (gate.verdict, gate.reason, found.changes)
-    assert "scheduling gates: queue/admission" in gate.said
-
-
-def test_of_a_repeated_event_the_condition_has_what_the_last_attempt_said():
-    pod = pod_of(ONE)
-    now = "0/1 nodes are available: 1 node unregistered."
-    pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": now}]
-    first = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.", 5)
-
-    gate = told(pod, first).gate("placement")
-
-    assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
-    assert (f"last attempt 5 s ago: {now}",) == gate.facts
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,6 @@ async def first(events):
         ("junk", "JSON is malformed"),
         ("[]", "Expected `object`"),
         ('{"verb":"explode"}', "Invalid enum value 'explode'"),
-        ('{"verb":"xid","gpu":"0"}', "missing required field `xid`"),
         ('{"verb":"xid","gpu":"0","xid":0}', ">= 1"),
         ('{"verb":"xid","gpu":"0","xid":"79"}', "Expected `int`"),
         ('{"verb":"lose","gpu":"0","hard":true}', "unknown field `hard`"),

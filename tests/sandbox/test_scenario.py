@@ -210,7 +210,7 @@ USUAL = (*("patch pods", "patch nodes") * 4, *("get pods",) * 10)
 
 
 def judged(kinds, *pauses):
-    calls = [ApiCall("a", verb, what, "", 200) for verb, what in map(str.split, kinds)]
+    calls = [ApiCall("a", verb, what, "", "", 200) for verb, what in map(str.split, kinds)]
     return pod_requests(PLACED, calls, pauses)
 
 

@@ -1,5 +1,6 @@
 """Rules of the scheduler model that no vector reaches: use, quotas, steering, lock, bind, queue."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -91,6 +92,25 @@ async def test_a_pod_that_ends_makes_room(end: Callable[[ObjectStore], None]) ->
         await cluster.until(lambda: cluster.is_bound("p2"))
 
         assert cluster.node()["hami.io/mutex.lock"].endswith(",default,p2")
+
+
+async def test_a_pod_that_fitted_nowhere_is_tried_after_a_change_until_it_is_deleted() -> None:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
+
+        async def attempts_after(beat: str) -> int:
+            patch = {"metadata": {"annotations": {"beat": beat}}}
+            cluster.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
+            await asyncio.sleep(1)
+            failed = [one["reason"] for one in cluster.store.select("events")]
+            return failed.count("FailedScheduling")
+
+        cluster.submit("p", memory_mib=99_000)
+        await cluster.until(lambda: cluster.condition("p") != "")
+        before = await attempts_after("0")
+        assert before + 1 == await attempts_after("1")
+
+        cluster.store.delete("pods", "default", "p", grace=0)
+        assert before + 1 == await attempts_after("2")
 
 
 async def test_a_restarted_scheduler_counts_what_was_placed_before() -> None:
@@ -229,7 +249,7 @@ async def test_in_a_burst_the_clients_queue_lies_between_bind_time_and_the_stamp
 
 # What others do between two steps of the scheduler; it is as blind to it as HAMi's is.
 
-Others = Callable[["Interrupted"], None]
+Others = Callable[["Interrupted"], object]
 
 
 def a_pod(name: str) -> Json:
@@ -289,7 +309,7 @@ def lock_for_another(cluster: Interrupted) -> None:
 
 def bind_elsewhere_and_remove_the_node(cluster: Interrupted) -> None:
     cluster.store.bind("default", "p", "n2")
-    cluster.others = lambda _: cluster.store.delete("nodes", "", "n1") and None
+    cluster.others = lambda _: cluster.store.delete("nodes", "", "n1")
 
 
 def remove(cluster: Interrupted) -> None:

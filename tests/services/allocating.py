@@ -208,7 +208,7 @@ async def fill(desk: Desk, pods: int, containers: int, gpus: int, slices: int) -
     """Pods that run, each container with a slice; the first GPU has its even part of them."""
     shared = [a_shared_gpu(gpu=a_gpu(index=n), split_count=slices) for n in range(gpus)]
     desk.inventory.set(an_inventory(gpus=shared))
-    rows = []
+    rows, alive = [], set[str]()
     for number in range(1, pods + 1):
         boxes = [
             a_container(name=f"c{each}", running_id=f"cri-{number}-{each}")
@@ -216,7 +216,7 @@ async def fill(desk: Desk, pods: int, containers: int, gpus: int, slices: int) -
         ]
         pod = placed(number, containers=tuple(boxes), reusable_name=False)
         desk.see(pod)
-        desk.containers.alive |= {box.running_id for box in boxes}
+        alive.update(f"cri-{number}-{each}" for each in range(containers))
         for box in boxes:
             gpu, slot = len(rows) % gpus, len(rows) // gpus
             row = a_row(
@@ -230,4 +230,5 @@ async def fill(desk: Desk, pods: int, containers: int, gpus: int, slices: int) -
                 lock=f"2026-09-01T11:00:00Z,{pod.namespace},{pod.name}",
             )
             rows.append(row)
+    desk.containers.alive = alive
     await desk.state.commit(lambda _: Ledger(tuple(rows)))

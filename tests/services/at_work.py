@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 
 
 @contextlib.asynccontextmanager
@@ -15,3 +16,9 @@ async def at_work(*runs: Callable[[], Coroutine[object, object, None]]) -> Async
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def scenarios(name: str) -> dict[str, str]:
+    """Of that file, what happens in each scenario, and what is told after it."""
+    lines = Path(__file__).with_name(name).read_text().splitlines()
+    return dict(line.split(" => ") for line in lines if " => " in line and line[0] != "#")

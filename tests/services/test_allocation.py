@@ -37,11 +37,38 @@ from tests.unit.core.allocation.test_plain import REFUSED as PLAIN
 
 
 async def outcome(desk, *numbers):
-    """What the kubelet gets for these ids: edits, or the gate that closed."""
+    """What the kubelet gets for these ids: edits, or a refusal."""
     try:
         return await desk.service.allocate(ids(*numbers))
     except Refusal as refusal:
-        return refusal.gate
+        return refusal
+
+
+@pytest.mark.parametrize(
+    ("is_bound_then", "gate"),
+    [(False, RefusalReason.NO_POD_ADMITTED), (True, RefusalReason.MEMORY_EXCEEDED)],
+    ids=["it is no candidate for the next call", "it takes room already"],
+)
+async def test_until_a_row_is_on_disk_there_is_no_answer_and_its_pod_counts(is_bound_then, gate):
+    text = f"{G1},NVIDIA,60000,10:;"
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1, text))
+        desk.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(outcome(desk, 4))
+            await asyncio.sleep(0.01)
+            if is_bound_then:
+                desk.bind(placed(2, text))
+            assert gate is (await outcome(desk, 5)).gate
+            assert (False, ()) == (answering.done(), desk.ledger.rows)
+            # An Event on the Node tells a refusal that no pod can show.
+            told = [] if is_bound_then else [("AllocationRefused", True, "")]
+            assert told == [(one.reason, one.warning, one.pod) for one in desk.said]
+            desk.disk.gate.set()
+
+        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+    wrong, todo = "several containers at once", "asks again in a few seconds"
+    check_refusal(answering.result(), RefusalReason.OVERLAP, wrong=wrong, todo=todo)
 
 
 SHARE = f"{G1},NVIDIA,1,1:;"
@@ -160,7 +187,7 @@ async def test_what_hami_places_beyond_the_gpu_is_served_and_told(text, total):
             for one in boxes:
                 wanted = ids(len(desk.ledger.rows))
                 await desk.service.allocate(wanted)
-                desk.records.keys |= {row.key for row in desk.ledger.rows_of(pod.uid)}
+                desk.records.keys = frozenset(row.key for row in desk.ledger.rows)
                 held |= {one.name: wanted[0]} if one.role is not Role.INIT else {}
                 desk.witness.admit(pod, **held)
 
@@ -424,36 +451,6 @@ async def test_what_fails_or_hangs_is_named_and_what_to_do(break_it, refusal, lo
     keys = ("gate", "step", "ns", "pod", "ctr")
     assert (gate.value, step, *told) == tuple(line.get(key) for key in keys)
     assert took <= KUBELET_BUDGET + DISK_BUDGET
-
-
-async def test_of_two_calls_that_overlap_the_older_one_is_refused():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        await desk.service.allocate(ids(1))
-        desk.see(placed(1, phase=Phase.RUNNING))
-        desk.epoch = NEXT_EPOCH
-        text = f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;"
-        other = placed(2, text, containers=(a_container(count=2),))
-        desk.hooks.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            replay = group.create_task(_refused(desk.service.allocate(ids(9))))
-            await asyncio.sleep(0.01)
-            desk.bind(other)
-            group.create_task(desk.service.allocate(ids(5, 6)))
-            await asyncio.sleep(0.01)
-            desk.hooks.gate.set()
-    check_refusal(
-        replay.result(),
-        RefusalReason.OVERLAP,
-        wrong="several containers at once",
-        todo="asks again in a few seconds",
-    )
-
-
-async def _refused(call) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        await call
-    return caught.value
 
 
 def test_a_row_of_another_gpu_is_a_refusal_of_its_start():

@@ -1,9 +1,6 @@
 """Events about the Node: in order, best effort, bounded."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import msgspec
@@ -37,10 +34,6 @@ def event(text: str, reason: str = "GpuUnhealthy") -> NodeEvent:
     return NodeEvent(reason, text, warning=True)
 
 
-def announcing(api: EventSink, notices: NodeEventQueue) -> AbstractAsyncContextManager[None]:
-    return at_work(partial(notices.post_all, api.post_event))
-
-
 @pytest.mark.parametrize(
     ("answers", "texts", "posted"),
     [
@@ -57,7 +50,7 @@ async def test_events_are_posted(answers, texts, posted) -> None:
     api, notices = EventSink(*answers), NodeEventQueue()
     first, *others = texts
     notices.say(event(first))
-    async with announcing(api, notices):
+    async with at_work(partial(notices.post_all, api.post_event)):
         for text in others:
             notices.say(event(text))
         for seconds, expected in posted.items():
@@ -96,7 +89,7 @@ async def test_without_an_api_server_events_are_said_in_the_log() -> None:
 async def test_thousands_of_events_that_are_refused_are_gone_soon_with_one_line_a_minute() -> None:
     api, notices = EventSink(*[ApiForbidden("may not", status=403)] * 2000), NodeEventQueue()
     with structlog.testing.capture_logs() as said:
-        async with announcing(api, notices):
+        async with at_work(partial(notices.post_all, api.post_event)):
             for number in range(200):
                 notices.say(event(str(number)))
             await asyncio.sleep(59)
@@ -194,65 +187,49 @@ def holding(*healths, generation: int = 1) -> Inventory:
     return an_inventory(gpus=gpus, generation=generation)
 
 
-def telling(inventory, say, rows=(), pods=None):
-    """What tells about that inventory; `pods`: of the node, None: not listed yet."""
-    table = PodTable() if pods is None else PodTable({pod.uid: pod for pod in pods}, synced=True)
-    return partial(follow_gpus, inventory, Cell(Ledger(tuple(rows))), Cell(table), Cell(()), say)
-
-
-@contextlib.asynccontextmanager
-async def running(run) -> AsyncIterator[None]:
-    async with at_work(run):
-        await asyncio.sleep(0.01)
-        yield
-
-
 A_NODE = NodeView("node-1", "the-uid", "1")
 
 
-class Status:
-    """The Node's status; `failures` are for the next writes."""
+def keeping(written: list[NodeCondition], inventory: Cell[Inventory], node: Cell[NodeView | None]):
+    """What keeps the Node's condition."""
 
-    def __init__(self, *failures: ApiError) -> None:
-        self.failures = list(failures)
-        self.written: list[NodeCondition] = []
+    async def set_condition(condition: NodeCondition) -> None:
+        written.append(condition)
 
-    async def set_condition(self, condition: NodeCondition) -> None:
-        if self.failures:
-            raise self.failures.pop()
-        self.written.append(condition)
-
-
-def keeping(status: Status, inventory: Cell[Inventory], node: Cell[NodeView | None] | None = None):
-    shown: Cell[NodeView | None] = Cell(A_NODE) if node is None else node
-    return partial(keep_condition, status.set_condition, inventory, shown, LoopClock())
+    return at_work(partial(keep_condition, set_condition, inventory, node, LoopClock()))
 
 
 async def test_a_node_that_is_created_again_gets_the_condition_again_and_a_changed_one_does_not():
-    status, node = Status(), Cell[NodeView | None](None)
-    async with running(keeping(status, Cell(holding(BAD)), node)):
-        assert [] == status.written
+    written, node = [], Cell[NodeView | None](None)
+    async with keeping(written, Cell(holding(BAD)), node):
         changed = msgspec.structs.replace(A_NODE, resource_version="2")
         again = msgspec.structs.replace(A_NODE, uid="another")
-        for seen, count in ((A_NODE, 1), (changed, 1), (None, 1), (changed, 1), (again, 2)):
+        for seen, count in (
+            (None, 0),
+            (A_NODE, 1),
+            (changed, 1),
+            (None, 1),
+            (changed, 1),
+            (again, 2),
+        ):
             node.set(seen)
             await asyncio.sleep(0.01)
-            assert count == len(status.written)
+            assert count == len(written)
 
-    assert [True, True] == [one.status for one in status.written]
+    assert [True, True] == [one.status for one in written]
 
 
 async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_first():
-    status, inventory = Status(), Cell(Inventory())
+    written, inventory = [], Cell(Inventory())
     gone = a_shared_gpu(gpu=a_gpu(index=1), present=False, there=False)
-    async with running(keeping(status, inventory)):
+    async with keeping(written, inventory, Cell(A_NODE)):
         inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
         await asyncio.sleep(60)
         ill = a_shared_gpu(health=a_health(condition=Condition.BAD, since=NOON))
         inventory.set(an_inventory(gpus=(ill, gone), generation=2))
         await asyncio.sleep(60)
 
-    first, second = status.written
+    first, second = written
     assert first.since == second.since
     assert first.message != second.message
 
@@ -273,12 +250,12 @@ async def test_no_pod_that_is_gone_or_has_ended_is_told_about_its_gpu(pods, told
         a_row(pod_uid=a_pod_uid(number), pod=name, shares=shares)
         for number, name in ((1, "one"), (2, "two"))
     ]
-    inventory = Cell(holding(WELL))
-    async with running(telling(inventory, said.append, rows, pods)):
+    table = PodTable() if pods is None else PodTable({pod.uid: pod for pod in pods}, synced=True)
+    inventory, ledger = Cell(holding(WELL)), Cell(Ledger(tuple(rows)))
+    telling = partial(follow_gpus, inventory, ledger, Cell(table), Cell(()), said.append)
+    async with at_work(telling):
+        await asyncio.sleep(0.01)
         inventory.set(holding(BAD, generation=2))
         await asyncio.sleep(0.01)
 
     assert told == [event.pod for event in said if event.reason == "GpuDegradedForPod"]
-
-
-# A GPU that is not shared is told in one Event, with the reason; its neighbours are shared.

@@ -18,19 +18,40 @@ from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State, gaps
 from agent.model import slice_id
-from agent.reconcile import GRACE, PERIOD, QUIET, RETRY, THROTTLED_PAUSE, Reconcile
-from agent.state import CURRENT, StateService
+from agent.reconcile import PERIOD, Reconcile
+from agent.state import StateService
 from tests.builders import G1, G2, NOON, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeRecords, FakeWitness
-from tests.services.at_work import at_work
+from tests.services.at_work import at_work, scenarios
 
 EPOCH, NEXT = KubeletEpoch(7, 1), KubeletEpoch(7, 2)
 GROUPS = {"hami.io/vgpu-devices-allocated": f"{G1},NVIDIA,3000,30:;"}
 POD = a_pod(annotations=GROUPS, phase=Phase.RUNNING)
 SLICE = slice_id(G1, 0)
 ROW = a_row(epoch=EPOCH, slice_ids=(SLICE,))
+OTHER = a_pod(uid=a_pod_uid(5), name="other", annotations=GROUPS, phase=Phase.RUNNING)
+OFFERED = msgspec.structs.replace(ROW, offered=True)
+ELSEWHERE = slice_id(G2, 0)
+OWN = f"{POD.uid}_main"
+ROWS = {
+    "new": [ROW],
+    "booked": [msgspec.structs.replace(ROW, confirmed=True)],
+    "offered": [OFFERED],
+    "of-the-next": [msgspec.structs.replace(ROW, epoch=NEXT)],
+    "old": [msgspec.structs.replace(ROW, answered_at=NOON - dt.timedelta(hours=1))],
+    "two": [ROW, a_row(pod_uid=OTHER.uid, pod="other", epoch=EPOCH, slice_ids=(slice_id(G1, 5),))],
+    "orphans": [
+        a_row(
+            pod_uid=a_pod_uid(n),
+            pod=f"gone-{n}",
+            answered_at=NOON - dt.timedelta(days=1),
+            confirmed=True,
+        )
+        for n in range(10, 60)
+    ],
+}
 
 
 class RowsScene:
@@ -96,10 +117,6 @@ class RowsScene:
         """Rows that only keep the ids of a stranger listed."""
         return self.state.ledger.value.rows_by(Decider.KUBELET)
 
-    @property
-    def gaps(self):
-        return gaps(self.state.ledger.value, self.clock.now())
-
     async def answer(self, row=ROW):
         await self.state.commit(
             lambda ledger: ledger.put(msgspec.structs.replace(row, answered_at=self.clock.now()))
@@ -114,177 +131,97 @@ async def a_scene(*rows):
         yield scene
 
 
-async def test_an_answer_that_the_kubelet_books_late_is_asked_for_again_but_not_for_ever():
+async def do(scene: RowsScene, word: str) -> None:
+    """`+5`: 5 s pass. `sees=ended,other`: what the API server shows; `sees=gone`: it was deleted.
+
+    `holds=3`: the kubelet knows the pod, and slice 3 of GPU 1 for it; `2:0`: slice 0 of GPU 2.
+    `answers`: the pod is answered now. `epoch=2`: the kubelet that is there.
+    """
+    verb, _, what = word.partition("=")
+    pods = {"runs": POD, "ended": msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)}
+    if word.startswith("+"):
+        await asyncio.sleep(float(word))
+    elif verb == "sees":
+        names = what.split(",")
+        shown = {**pods, "other": OTHER}
+        gone = [POD] * ("gone" in names)
+        scene.see(*(shown[name] for name in names if name in shown), gone=gone)
+    elif verb == "holds":
+        gpu, _, number = what.rpartition(":")
+        ids = {"main": slice_id(G2 if gpu == "2" else G1, int(number))} if what else {}
+        scene.witness.admit(POD, **ids)
+    elif verb == "other-holds":
+        scene.witness.admit(OTHER, main=slice_id(G1, int(what)))
+    elif verb == "forgets":
+        scene.witness.forget(POD)
+    elif verb == "answers":
+        await scene.answer(OFFERED if what else ROW)
+    elif verb == "epoch":
+        scene.epoch.set(KubeletEpoch(7, int(what)) if what else None)
+    elif verb == "directory":
+        scene.hooks.names |= {OWN}
+    elif verb == "taken":
+        scene.taken ^= {ROW.key}
+    elif verb == "full":
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
+    elif verb == "free":
+        scene.disk.faults.revive()
+    elif verb == "hooks":
+        scene.hooks.hanging = what if what in ("found", "remove") else ""
+        scene.hooks.failure = StateError("read-only") if what == "fail" else None
+    elif verb == "silent":
+        scene.witness.failures = [KubeletError("gone")]
+    else:
+        setattr(scene.witness, verb, type(getattr(scene.witness, verb))(what))
+
+
+def told(scene: RowsScene) -> str:
+    """The rows, by which kubelet they are booked, and what else there is."""
+    lines = []
+    for row in scene.rows[:3]:
+        ids = " ".join(
+            f"{1 + (one.startswith(G2))}:{one.rpartition('-')[2]}" for one in row.slice_ids
+        )
+        marks = f"{' booked' * row.confirmed}{' mismatched' * row.mismatched}"
+        lines.append(f"{row.pod} {ids or '-'} by {row.epoch.ctime_ns}{marks}")
+    lines += [f"and {len(scene.rows) - 3} more"] * (len(scene.rows) > 3)
+    names = ", ".join("own" if name == OWN else name[:8] for name in sorted(scene.hooks.names)[:2])
+    lines.append(f"lists {scene.witness.lists}, writes {scene.disk.writes}")
+    lines += [f"directories {names}"] * bool(names)
+    counted = sum(number for _, number in scene.reconcile.mismatches.items())
+    lines += [f"mismatches {counted}"] * bool(counted)
+    lines += ["taken"] * bool(scene.taken)
+    return " | ".join([*lines, *(event.reason for event in scene.said)])
+
+
+SCENARIOS = scenarios("reconcile_scenarios.txt")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_the_rows_and_what_the_kubelet_holds_come_to_agree_as_it_is_told(scenario):
+    first, *words = scenario.split()
+    rows = ROWS.get(first, [])
+    async with a_scene(*rows) as scene:
+        scene.hooks.names = {row.directory for row in rows if first == "orphans"}
+        for word in words if rows else [first, *words]:
+            await do(scene, word)
+        assert SCENARIOS[scenario] == told(scene)
+
+
+async def test_a_mismatch_is_told_with_both_gpus_and_what_to_do():
     async with a_scene() as scene:
         scene.see(POD)
-        await asyncio.sleep(1)
-        scene.witness.admit(POD)
-        await scene.answer()
-        await asyncio.sleep(2.5)
-        assert [False] == [row.confirmed for row in scene.rows]
-        scene.witness.admit(POD, main=SLICE)
-        await asyncio.sleep(1.5)
-        assert [True] == [row.confirmed for row in scene.rows]
-
-        await scene.answer(msgspec.structs.replace(ROW, confirmed=False))
-        scene.witness.forget(POD)
-        before = scene.witness.lists
-        await asyncio.sleep(30)
-
-        assert 5 >= scene.witness.lists - before
-
-
-async def test_a_new_kubelet_is_looked_at_at_once_and_soon_again_until_it_knows_all():
-    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
-        scene.see(POD)
-        scene.witness.admit(POD, main=SLICE)
-        await asyncio.sleep(5)
-        assert 1 == scene.witness.lists
-
-        scene.epoch.set(None)
-        await asyncio.sleep(5)
-        assert 1 == scene.witness.lists
-        scene.epoch.set(NEXT)
-        await asyncio.sleep(0.1)
-
-        assert 2 == scene.witness.lists
-        assert [(NEXT, True)] == [(row.epoch, row.confirmed) for row in scene.rows]
-        scene.witness.forget(POD)
-        scene.epoch.set(KubeletEpoch(7, 3))
-        await asyncio.sleep(1)
-        scene.witness.admit(POD, main=SLICE)
-        await asyncio.sleep(3)
-        assert [3] == [row.epoch.ctime_ns for row in scene.rows]
-
-
-async def test_a_complete_look_is_taken_each_minute_and_writes_nothing_when_all_agrees():
-    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
-        scene.see(POD)
-        scene.witness.admit(POD, main=SLICE)
-
-        await asyncio.sleep(10.5 * PERIOD)
-
-        assert 11 == scene.witness.lists
-        assert None is await scene.disk.read(CURRENT)
-
-
-async def test_a_directory_that_cannot_be_removed_keeps_its_row_and_nothing_else():
-    other = a_pod(uid=a_pod_uid(5), name="other", annotations=GROUPS, phase=Phase.RUNNING)
-    held = a_row(pod_uid=other.uid, pod=other.name, epoch=EPOCH, slice_ids=(slice_id(G1, 5),))
-    async with a_scene(ROW, held) as scene:
-        scene.hooks.failure = StateError("read-only")
-        scene.witness.admit(other, main=slice_id(G1, 5))
-        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED), other)
-        await asyncio.sleep(2.5 * PERIOD)
-        assert [ROW.key, held.key] == [row.key for row in scene.rows]
-        assert [False, True] == [row.confirmed for row in scene.rows]
-
-        scene.hooks.failure = None
-        await asyncio.sleep(PERIOD)
-
-        assert [held.key] == [row.key for row in scene.rows]
-
-
-async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays():
-    async with a_scene(ROW) as scene:
-        scene.hooks.names = {f"{POD.uid}_main"}
-        scene.taken.add(ROW.key)
-        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(2 * PERIOD)
-        assert ({f"{POD.uid}_main"}, (ROW,)) == (scene.hooks.names, scene.rows)
-
-        scene.taken.discard(ROW.key)
-        await asyncio.sleep(PERIOD)
-
-        assert (set(), ()) == (scene.hooks.names, scene.rows)
-        assert set() == scene.taken
-
-
-@pytest.mark.parametrize("after", [1.0, PERIOD / 2, PERIOD - 1.0])
-async def test_the_row_of_a_deleted_pod_outlives_it_by_a_minute_whenever_it_was_deleted(after):
-    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-        await asyncio.sleep(after)
-        scene.witness.forget(POD)
-        scene.see(gone=(POD,))
-
-        await asyncio.sleep(59)
-        assert [ROW.key] == [row.key for row in scene.rows]
-        await asyncio.sleep(RETRY + 2)
-        assert () == scene.rows
-
-
-async def test_what_a_kubelet_said_before_the_next_one_came_confirms_nothing_of_that_one():
-    async with a_scene(msgspec.structs.replace(ROW, epoch=EPOCH)) as scene:
-        scene.witness.admit(POD, main=SLICE)
-        scene.witness.delay = 0.5
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-
-        scene.epoch.set(NEXT)
-        await asyncio.sleep(0.5)
-
-        assert [(False, EPOCH)] == [(row.confirmed, row.epoch) for row in scene.rows]
-
-
-OFFERED = msgspec.structs.replace(ROW, offered=True)
-ELSEWHERE = slice_id(G2, 0)
-
-
-def counted(scene):
-    return sum(number for _, number in scene.reconcile.mismatches.items())
-
-
-async def test_a_mismatch_is_counted_within_three_seconds_and_once_even_by_a_new_kubelet():
-    async with a_scene() as scene:
-        scene.see(POD)
-        await asyncio.sleep(1)
         scene.witness.admit(POD, main=ELSEWHERE)
-
         await scene.answer(OFFERED)
         await asyncio.sleep(3)
-        assert (1, 0) == (counted(scene), scene.gaps[0])
-        scene.epoch.set(NEXT)
-        await asyncio.sleep(3 * PERIOD)
 
+        assert 0 == gaps(scene.state.ledger.value, scene.clock.now())[0]
         text = (
             f"Container main was given GPU {G1}, but the kubelet booked slices of {G2} for it; "
             "create the pod again. [HA-4006]"
         )
         where = POD.namespace, POD.name, POD.uid
         assert [NodeEvent("SliceMismatch", text, True, *where)] == scene.said
-        assert 1 == counted(scene)
-        assert [(NEXT, True)] == [(row.epoch, row.mismatched) for row in scene.rows]
-
-
-@pytest.mark.parametrize(
-    ("row", "held", "is_silent"),
-    [
-        (msgspec.structs.replace(ROW, epoch=NEXT), SLICE, False),
-        (OFFERED, ELSEWHERE, False),
-        (msgspec.structs.replace(ROW, answered_at=NOON - dt.timedelta(hours=1)), SLICE, True),
-    ],
-    ids=["a full disk", "a full disk, mismatched", "a silent kubelet"],
-)
-async def test_what_could_not_be_read_or_written_is_done_and_counted_at_the_next_look(
-    row, held, is_silent
-):
-    async with a_scene(row) as scene:
-        scene.witness.admit(POD, main=held)
-        if is_silent:
-            scene.witness.failures = [KubeletError("gone")]
-        else:
-            scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-        assert ([False], 0) == ([row.confirmed for row in scene.rows], counted(scene))
-        scene.disk.faults.revive()
-
-        await asyncio.sleep(RETRY + 1)
-
-        assert [True] == [row.confirmed for row in scene.rows]
-        assert (held == ELSEWHERE) == counted(scene)
 
 
 @pytest.mark.parametrize(
@@ -301,37 +238,7 @@ async def test_a_row_that_was_answered_anew_while_it_was_looked_at_keeps_that(ro
         scene.witness.admit(POD, main=held)
         await scene.see_while_it_changes(replayed, POD)
 
-        assert ((replayed,), 0) == (scene.rows, counted(scene))
-
-
-# Orphans go, and holders are taken over.
-
-OWN = f"{POD.uid}_main"
-
-
-async def test_a_container_without_row_and_record_is_known_by_its_directory_until_it_is_written():
-    async with a_scene() as scene:
-        scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
-        scene.hooks.names = {OWN}
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-        assert () == scene.rows
-        scene.disk.faults.revive()
-        await asyncio.sleep(RETRY + 1)
-
-        assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
-        assert not scene.hooks.made | scene.hooks.wiped
-
-
-@pytest.mark.parametrize("is_made_by_a_call", [True, False])
-async def test_a_pod_that_is_being_answered_is_not_known_by_its_directory(is_made_by_a_call):
-    async with a_scene() as scene:
-        scene.hooks.names = {OWN}
-        scene.taken |= {ROW.key} if is_made_by_a_call else set()
-        scene.see(POD)
-        await asyncio.sleep(0.5)
-
-        assert is_made_by_a_call == (scene.rows == ())
+        assert ((replayed,), 0) == (scene.rows, len(scene.said))
 
 
 @pytest.mark.parametrize("groups", [None, POD.groups], ids=["bare", "unreadable"])
@@ -355,54 +262,6 @@ async def test_other_slices_of_a_stranger_that_is_asked_for_again_are_kept_in_pl
         await asyncio.sleep(2 * PERIOD)
 
         assert [(other,)] == [row.slice_ids for row in scene.kept]
-
-
-@pytest.mark.parametrize("hanging", ["found", "remove"])
-async def test_a_disk_that_hangs_does_not_stop_the_looks(hanging):
-    old = NOON - dt.timedelta(days=1)
-    gone = [
-        a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", answered_at=old, confirmed=True)
-        for n in range(10, 60)
-    ]
-    async with a_scene(*gone) as scene:
-        scene.hooks.names = {OWN, *(row.directory for row in gone)}
-        scene.hooks.hanging = hanging
-        scene.see(POD)
-        await asyncio.sleep(3.5 * PERIOD)
-        assert 3 <= scene.witness.lists
-        assert (hanging == "found") == (POD.uid not in {row.key.pod_uid for row in scene.rows})
-
-        scene.hooks.hanging = ""
-        await asyncio.sleep(2 * PERIOD)
-        assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
-        assert {OWN} == scene.hooks.names
-
-
-async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_later():
-    """Another client that asks in bursts would else meet each of our tries, a second apart."""
-    async with a_scene(ROW) as scene:
-        scene.witness.throttled = 3
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-
-        await asyncio.sleep(QUIET + 4 * THROTTLED_PAUSE)
-
-        assert [True] == [row.confirmed for row in scene.rows]
-
-
-async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_minute_after_that():
-    """A kubelet that has just started knows no pod, and a deleted one may still run."""
-    async with a_scene(ROW) as scene:
-        scene.see(POD)
-        await asyncio.sleep(10)
-        scene.pods.set(PodTable({}, (Tombstone(POD, scene.clock.now()),), synced=True))
-        await asyncio.sleep(PERIOD)
-        scene.epoch.set(NEXT)
-
-        await asyncio.sleep(GRACE - 1)
-        assert (ROW,) == scene.rows
-        await asyncio.sleep(PERIOD)
-        assert () == scene.rows
 
 
 # What containers left is removed pass by pass, and what stays is told once.

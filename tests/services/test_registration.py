@@ -1,11 +1,13 @@
-"""The kubelet's directory, a server of ours in it and a kubelet that answers, all in memory."""
+"""What ends a registration, how soon it is back, and how often what fails is repeated.
+
+All on virtual time, without sockets.
+"""
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, cast
 
 import pytest
 
@@ -21,16 +23,17 @@ from agent.kubelet.register import (
 )
 from agent.ledger import KubeletEpoch
 from tests.fakes.chance import Seeded
-from tests.services.at_work import at_work
+from tests.services.at_work import at_work, scenarios
 
 RESOURCE = "nvidia.com/gpu"
+SERVING = RegistrationState(registered=True, text="registered, the kubelet takes our lists")
 
 
 class KubeletSide(KubeletDirectory):
     """Plays KubeletDirectory, Register and PluginServer for one resource; time is the loop's.
 
-    `answer` is what Register does; the usual one opens a stream. `calls` holds the moment and the
-    endpoint of each Register, `looks` the number of times that the kubelet's socket was looked at.
+    `answer` is what Register does: it opens a stream, does nothing, or raises. `calls` holds the
+    moment and the endpoint of each Register, `looks` counts the looks at the kubelet's socket.
     """
 
     def __init__(self) -> None:
@@ -40,26 +43,13 @@ class KubeletSide(KubeletDirectory):
         self.present: KubeletEpoch | None = None
         self.streams: Cell[int] = Cell(0)
         self.calls: list[tuple[float, str]] = []
-        self.registered = ""
-        self.looks = 0
-        self.binds = 0
-        self.bind_delay = 0.0
+        self.registered = self.served = self._endpoint = ""
+        self.looks = self.binds = 0
+        self.bind_delay = self.delay = 0.0
+        self.answer: Exception | str = "a stream"
         self.bind_failure: Exception | None = None
-        self.served = ""
-        self.answer: Callable[[], None] = self.open_stream
-        self.delay = 0.0
         self.heard: Callable[[str], None] = lambda _: None
         self._names: asyncio.Queue[str] = asyncio.Queue()
-        self._endpoint = ""
-
-    @classmethod
-    def started(cls) -> Self:
-        """One whose kubelet is there."""
-        side = cls()
-        side.start_kubelet()
-        return side
-
-    # The world
 
     def start_kubelet(self) -> None:
         """A new process: streams are gone with the old one, all sockets are swept."""
@@ -84,17 +74,14 @@ class KubeletSide(KubeletDirectory):
         self.files.discard(name)
         self.report(name)
 
-    def report(self, name: str) -> None:
-        self._names.put_nowait(name)
-        self.heard(name)
-
     def lose_track(self) -> None:
         """Our socket went, and inotify had no room to tell."""
         self.files.clear()
         self.report("")
 
-    def open_stream(self) -> None:
-        self.streams.set(self.streams.value + 1)
+    def report(self, name: str) -> None:
+        self._names.put_nowait(name)
+        self.heard(name)
 
     # KubeletDirectory
 
@@ -113,12 +100,14 @@ class KubeletSide(KubeletDirectory):
     async def register(self, endpoint: str, resource: str) -> None:
         assert endpoint in self.files
         assert 0 == self.streams.value, "Register while a stream is open"
-        self.calls.append((asyncio.get_running_loop().time(), endpoint))
+        self.calls.append((now(), endpoint))
         self.registered = resource
         if self.present is None:
             raise KubeletError("kubelet.sock is not there")
         await asyncio.sleep(self.delay)
-        self.answer()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.streams.set(self.streams.value + bool(self.answer))
 
     # PluginServer
 
@@ -139,247 +128,101 @@ class KubeletSide(KubeletDirectory):
         self.files.add(self._endpoint)
 
 
-def raising(error: Exception) -> Callable[[], None]:
-    """An answer that is an error."""
-
-    def answer() -> None:
-        raise error
-
-    return answer
-
-
-@contextlib.asynccontextmanager
-async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
-    """A registration that runs, until the block is left."""
-    registration = Registration(
-        side.resource,
-        side,  # type: ignore[arg-type]
-        side,
-        side.register,
-        Seeded(3),
-    )
-    side.heard = registration.heard
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(registration.run())
-        yield registration
-        running.cancel()
-
-
-def gaps(calls: list[tuple[float, str]]) -> list[float]:
-    """Seconds between calls."""
-    times = [at for at, _ in calls]
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
-
-
-# What ends a registration, how soon it is back, and how often what fails is repeated.
-
-
-SERVING = RegistrationState(registered=True, text="registered, the kubelet takes our lists")
+ANSWERS: dict[str, Exception | str] = {
+    "stream": "a stream",
+    "nothing": "",
+    "broken": KubeletError("kubelet.sock refuses connections"),
+    "refused": RegistrationRefused("device plugin already connected: /x/a.sock"),
+}
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@contextlib.asynccontextmanager
-async def registered(seconds: float = 60) -> AsyncIterator[tuple[KubeletSide, Registration]]:
-    """A registration that has served for a while."""
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(seconds)
-        yield side, registration
+class RegistrationScene:
+    """The kubelet's side and our registration; `waits`: how long each `back` took."""
+
+    def __init__(self) -> None:
+        self.side, self.waits = KubeletSide(), list[str]()
+        side: Any = self.side
+        self.ours = Registration(side.resource, side, side, side.register, Seeded(3))
+        side.heard = self.ours.heard
+
+    async def do(self, word: str) -> None:
+        """`+5`: 5 s pass. `back`: until the registration was lost and serves again.
+
+        `answer=nothing`, `delay=1`, `bind_delay=1`: how Register and binds are from now on.
+        """
+        side, (verb, _, what) = self.side, word.partition("=")
+        deeds: dict[str, Callable[[], object]] = {
+            "start": side.start_kubelet,
+            "stop": side.stop_kubelet,
+            "touch": side.touch_kubelet,
+            "stream-ends": lambda: side.streams.set(0),
+            "swept": lambda: side.remove(side.endpoint),
+            "overflow": side.lose_track,
+            "renew": self.ours.renew,
+        }
+        if word.startswith("+"):
+            await asyncio.sleep(float(word))
+        elif word == "back":
+            began, state = now(), self.ours.state
+            await state.until(lambda one: not one.registered)
+            await state.until(lambda one: one == SERVING)
+            self.waits.append(f"{now() - began:.2f}")
+        elif verb in deeds:
+            deeds[verb]()
+        elif verb == "bind":
+            side.bind_failure = PermissionFault("may not be written") if what == "fails" else None
+        elif verb == "answer":
+            side.answer = ANSWERS[what]
+        elif verb == "name":
+            side.resource.set(what)
+        else:
+            setattr(side, verb, float(what))
+
+    @property
+    def told(self) -> str:
+        side = self.side
+        times = [at for at, _ in side.calls]
+        gaps = [f"{later - before:.2f}" for before, later in itertools.pairwise(times)]
+        counts = f"calls {len(times)} by {len({name for _, name in side.calls})} names"
+        accepted = sum(count for _, count in self.ours.registrations.items())
+        parts = [f"{counts}, accepted {accepted}, binds {side.binds}, looks {side.looks}"]
+        parts += [f"back in {' '.join(self.waits)}"] * bool(self.waits)
+        parts += [f"gaps {' '.join(gaps[:11])}"] * (len(gaps) > 4)
+        parts += [f"{side.registered} {side.served}"] * (side.resource.value != RESOURCE)
+        return " | ".join([*parts, self.ours.state.value.text])
 
 
-async def registered_anew(registration: Registration) -> None:
-    await registration.state.until(lambda state: not state.registered)
-    await registration.state.until(lambda state: state == SERVING)
+SCENARIOS = scenarios("registration_scenarios.txt")
 
 
-async def test_an_absent_kubelet_is_waited_for_without_a_busy_loop():
-    side = KubeletSide()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(3600)
-        assert side.looks < 3600 / 5 + 5
-        assert [] == side.calls
-        assert "waiting for the kubelet: its socket is not there" == registration.state.value.text
-
-        side.start_kubelet()
-        appeared = now()
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert appeared == now()
-        assert (((), 1),) == registration.registrations.items()
-
-
-@pytest.mark.parametrize(
-    ("act", "least", "most", "binds"),
-    [
-        (lambda side, _: side.streams.set(0), 0.05, 0.075, 1),
-        (lambda side, _: side.remove(side.endpoint), 0, 0.2, 2),
-        (lambda side, _: side.lose_track(), 0, 1, 2),
-        (lambda side, _: side.start_kubelet(), 0, 0, 2),
-        (lambda _, registration: registration.renew(), 0, 0.3, 2),
-        (lambda side, _: side.resource.set("example.com/vgpu"), 0, 0.3, 2),
-    ],
-    ids=[
-        "its stream ends",
-        "its socket vanishes",
-        "the events overflow",
-        "a new kubelet",
-        "it is renewed",
-        "another name",
-    ],
-)
-async def test_what_ends_a_registration_is_followed_by_the_next_at_once_on_a_new_socket_if_need_be(
-    act, least, most, binds
-):
-    async with registered() as (side, registration):
-        began, old, before = now(), side.endpoint, registration.registration_id
-        act(side, registration)
-        await registered_anew(registration)
-
-        assert least <= now() - began <= most
-        assert (binds, 2) == (side.binds, len(side.calls))
-        assert (binds == 2) == (old != side.endpoint)
-        assert registration.registration_id not in {None, before}
-        assert side.resource.value == side.registered
-        assert (((), 2),) == registration.registrations.items()
-
-
-async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_register():
-    async with registered() as (side, registration):
-        side.touch_kubelet()
-        await asyncio.sleep(60)
-
-        assert 1 == len(side.calls)
-        assert SERVING == registration.state.value
-
-
-async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
-    """A Register that reaches a starting kubelet names a socket that the sweep has just removed."""
-    side = KubeletSide.started()
-    async with a_registration(side) as registration:
-        await registration.state.until(lambda state: state == SERVING)
-        side.stop_kubelet()
-        await asyncio.sleep(1)
-        began = now()
-        side.delay = 10.0
-        side.touch_kubelet()
-        await asyncio.sleep(0.02)
-        side.remove(side.endpoint)
-        side.delay = 0.0
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert now() - began < 0.3
-        assert 2 == side.binds
-
-
-@pytest.mark.parametrize("during", ["bind_delay", "delay"])
-async def test_a_name_that_comes_during_a_bind_or_a_failing_register_gets_a_socket_too(during):
-    side = KubeletSide.started()
-    side.answer = raising(KubeletError("the connection broke"))
-    setattr(side, during, 1.0)
-    async with a_registration(side) as registration:
-        await asyncio.sleep(0.5)
-        side.resource.set("example.com/vgpu")
-        await asyncio.sleep(1)
-        side.answer = side.open_stream
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert "example.com/vgpu" == side.registered == side.served
-
-
-# Register calls that fail, hang or lead to nothing.
-
-BASE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-def backed_off(found: list[float], reply: float = 0.0) -> bool:
-    """True when the gaps are the row of delays with up to half of each on top."""
-    row = [*BASE, *[10.0] * len(found)]
-    return all(
-        base <= gap - reply <= 1.5 * base + 1e-6 for base, gap in zip(row, found, strict=False)
-    )
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_a_registration_ends_and_is_back_as_it_is_told(scenario):
+    scene = RegistrationScene()
+    async with at_work(scene.ours.run):
+        for word in scenario.split():
+            await scene.do(word)
+        assert SCENARIOS[scenario] == scene.told
 
 
 async def test_each_fresh_socket_that_refuses_is_tried_quickly_for_a_second():
-    side = KubeletSide.started()
-    side.answer = raising(KubeletError("kubelet.sock refuses connections"))
-    async with a_registration(side):
-        await asyncio.sleep(120)
-        first = side.calls[:]
-        side.start_kubelet()
-        await asyncio.sleep(120)
-
-    for calls in (first, side.calls[len(first) :]):
-        found = gaps(calls)
-        quick = [gap for gap, (at, _) in zip(found, calls, strict=False) if at - calls[0][0] < 1]
-        assert 20 <= len(quick) <= 100
-        assert all(0.01 <= gap <= 0.05 + 1e-6 for gap in quick)
-        assert backed_off(found[len(quick) :])
-        assert len(found) - len(quick) > 12
-
-
-async def test_after_a_refusal_the_next_register_has_a_new_name():
-    side = KubeletSide.started()
-    refusal = raising(RegistrationRefused("device plugin already connected: /x/a.sock"))
-    side.answer = refusal
-    async with a_registration(side):
-        await asyncio.sleep(5)
-
-    names = [name for _, name in side.calls]
-    assert 5 < len(names) == len(set(names))
-    assert 1 >= side.binds - len(names)
-    assert backed_off(gaps(side.calls))
-
-
-@pytest.mark.parametrize(
-    ("delay", "reply", "texts"),
-    [
-        (1000, 15.0, ("no answer within 15 s",)),
-        (0, 5.0, ("has no stream open", "waiting for the kubelet's stream")),
-    ],
-    ids=["it hangs", "it is accepted without a stream"],
-)
-async def test_a_register_that_leads_to_nothing_is_given_up_and_tried_again(delay, reply, texts):
-    side = KubeletSide.started()
-    side.delay, side.answer = delay, lambda: None
-    async with a_registration(side) as registration:
-        await asyncio.sleep(100)
-
-        assert backed_off(gaps(side.calls), reply=reply)
-        assert 1 == side.binds
-        assert any(text in registration.state.value.text for text in texts)
-
-
-async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable_one():
-    side = KubeletSide.started()
-    waits = []
-    async with a_registration(side) as registration:
-        for life in (1, 1, 1, 1, 11, 1):
-            await registration.state.until(lambda state: state == SERVING)
-            await asyncio.sleep(life)
-            lost = now()
-            side.streams.set(0)
-            await registration.state.until(lambda state: not state.registered)
-            await registration.state.until(lambda state: state.registered)
-            waits.append(now() - lost)
-
-    assert backed_off(waits[:4])
-    assert backed_off(waits[4:])
-
-
-async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered():
-    side = KubeletSide.started()
-    side.bind_failure = PermissionFault("the directory may not be written")
-    async with a_registration(side) as registration:
-        await asyncio.sleep(30)
-        assert [] == side.calls
-        assert "may not be written" in registration.state.value.text
-
-        side.bind_failure = None
-        await asyncio.sleep(16)
-        assert SERVING == registration.state.value
+    scene = RegistrationScene()
+    async with at_work(scene.ours.run):
+        for _ in range(2):
+            scene.side.calls.clear()
+            for word in ("answer=broken", "start", "+120"):
+                await scene.do(word)
+            times = [at - scene.side.calls[0][0] for at, _ in scene.side.calls]
+            gaps = [later - before for before, later in itertools.pairwise(times)]
+            quick = [gap for gap, at in zip(gaps, times, strict=False) if at < 1]
+            assert 20 <= len(quick) <= 100
+            assert all(0.01 <= gap <= 0.05 + 1e-6 for gap in quick)
+            slow = zip((0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0), gaps[len(quick) :], strict=False)
+            assert all(base <= gap <= 1.5 * base + 1e-6 for base, gap in slow)
+            assert all(10 <= gap <= 15 for gap in gaps[len(quick) + 7 :])
 
 
 async def test_a_new_kubelet_is_a_new_epoch() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.cluster import NodeEvent, Phase, PodTable, PodView, Tombstone
+from agent.cluster import NodeEvent, Phase, PodTable, PodView
 from agent.errors import ApiConflict, ApiForbidden, ApiInvalid, ApiNotFound, ApiThrottled
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
-from agent.settle import LOCK_DELAYS, PARALLEL, REFUSED_AT_ONCE, REFUSED_EVENT, Settlement
+from agent.settle import PARALLEL, REFUSED_AT_ONCE, REFUSED_EVENT, Settlement
 from tests.builders import G1, NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
@@ -123,21 +123,6 @@ async def a_desk(*pods: PodView, lock: str = "") -> AsyncIterator[SettlingDesk]:
         yield desk
 
 
-async def test_a_pod_is_settled_with_one_patch_and_its_separators_stay():
-    async with a_desk(POD) as desk:
-        desk.answer(POD)
-        await asyncio.sleep(5)
-        assert ({TO_ALLOCATE: ";;", PHASE: "success"}, 1) == (
-            desk.annotations(POD),
-            desk.api.writes,
-        )
-
-        desk.see()
-        await asyncio.sleep(3600)
-
-        assert 1 == desk.api.writes
-
-
 @pytest.mark.parametrize(
     ("delay", "pause", "more", "writes"),
     [(0.0, 0.95, True, 1), (2.0, 1.5, True, 2), (0.0, 1.1, False, 1)],
@@ -215,40 +200,6 @@ async def test_a_patch_that_fails_is_tried_again_unless_it_never_can_be_applied(
         assert ("success" if is_there else "allocating") == desk.annotations(POD)[PHASE]
 
 
-@pytest.mark.parametrize("pod", [POD, NAMED], ids=["generated", "its own name"])
-async def test_the_lock_of_an_answered_pod_goes_at_once_with_its_last_answer(pod):
-    async with a_desk(pod, lock=LOCK) as desk:
-        desk.answer(pod, ["a"], lock=LOCK)
-        await asyncio.sleep(0.5)
-        assert desk.locked
-
-        desk.answer(pod, ["b"], lock=LOCK)
-        await asyncio.sleep(0.1)
-
-        assert (False, "success") == (desk.locked, desk.annotations(pod)[PHASE])
-        desk.held.set(desk.api.node.annotations.get(MUTEX))  # the watch of the pods is late
-        await asyncio.sleep(60)
-        assert 2 == desk.api.writes
-
-
-@pytest.mark.parametrize("is_buried", [True, False], ids=["the watch shows it", "it is late"])
-@pytest.mark.parametrize("successor", [None, placed(7, name=POD.name)], ids=["gone", "another"])
-async def test_the_lock_of_an_answered_pod_that_is_gone_goes_only_where_nobody_has_its_name(
-    successor, is_buried
-):
-    async with a_desk(NAMED, lock=LOCK) as desk:
-        desk.api.delete_pod(*POD.key)
-        if successor is not None:
-            desk.api.put_pod(successor)
-        if is_buried:
-            desk.follow(tombstones=(Tombstone(NAMED, NOON),))
-            desk.see()
-        desk.answer(NAMED, lock=LOCK)
-        await asyncio.sleep(1)
-
-        assert (successor is not None) == desk.locked
-
-
 @pytest.mark.parametrize(
     ("ended", "phase"),
     [
@@ -314,22 +265,6 @@ async def test_each_new_lock_is_given_the_whole_time_and_a_gap_in_the_watch_star
         await asyncio.sleep(10)
 
         assert not desk.locked
-
-
-@pytest.mark.parametrize("seconds", [1, 8, 36.5, 37.5, 38.5, 40, 600])
-async def test_a_lock_is_free_within_five_seconds_of_the_end_of_an_outage(seconds: float):
-    async with a_desk(POD, lock=LOCK) as desk:
-        desk.api.begin_outage()
-        desk.answer(POD, lock=LOCK)
-        await asyncio.sleep(seconds)
-        assert seconds * 2 / LOCK_DELAYS[-1] + 30 > desk.api.writes
-
-        desk.api.end_outage()
-        await asyncio.sleep(5)
-        assert not desk.locked
-
-        await asyncio.sleep(35)
-        assert "success" == desk.annotations(POD)[PHASE]
 
 
 async def test_a_server_that_names_a_time_is_left_alone_until_then():

@@ -258,83 +258,57 @@ async def recovered(disk):
     return await recover(disk, boot_id="boot-2", machine_id=MACHINE)
 
 
-@pytest.mark.parametrize(
-    ("current", "previous", "state", "kept"),
-    [(ENCODED[2], ENCODED[1], a_state(2), {CURRENT, PREVIOUS}), (None, None, FRESH, set())],
-    ids=["the newest generation", "a new node"],
-)
-async def test_what_is_whole_or_absent_is_taken_without_a_word(current, previous, state, kept):
-    disk = await a_disk(current, previous)
-    found = await recovered(disk)
-
-    assert (state, "") == (found.state, found.notice)
-    assert kept == set(disk.files.names)
-
-
-@pytest.mark.parametrize("current", [b"", b"\0" * 40, ENCODED[2][:-20], None])
-async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current):
-    disk = await a_disk(current, ENCODED[1])
-
-    found = await recovered(disk)
-
-    assert a_state(1) == found.state
-    assert CURRENT in found.notice
-    assert "generation 1 in state.previous.json" in found.notice
-
-
-FOREIGN = encode_state(a_state(2, machine="machine-9"))
+FOREIGN, TWO = encode_state(a_state(2, machine="machine-9")), ENCODED[2]
+LAST = [CURRENT, "generation 1 in state.previous.json"]
 
 
 @pytest.mark.parametrize(
-    ("generations", "said"),
+    ("generations", "machine", "state", "said"),
     [
-        ((FOREIGN, FOREIGN), ["belongs to another machine"]),
-        ((b"x", b"y"), ["rebuilding", CURRENT, PREVIOUS]),
-        ((NEWER, OLDER), ["it has version 9", "it has version 8", f"kept as {UNREADABLE}"]),
-        ((None, OLDER), [f"{CURRENT} is missing", "it has version 8"]),
+        # What is whole or absent is taken without a word.
+        ((TWO, ENCODED[1]), MACHINE, a_state(2), []),
+        ((None, None), MACHINE, FRESH, []),
+        # Between a container and its host: one of the machines has no name.
+        ((encode_state(a_state(2, machine="")), None), MACHINE, a_state(2), []),
+        ((TWO, None), "", a_state(2), []),
+        ((encode_state(a_state(2, machine="")), None), "", a_state(2, machine=""), []),
+        # In place of an unusable generation the one before is used.
+        *(
+            ((current, ENCODED[1]), MACHINE, a_state(1), LAST)
+            for current in (b"", b"\0" * 40, TWO[:-20], None)
+        ),
+        ((FOREIGN, FOREIGN), MACHINE, FRESH, ["belongs to another machine"]),
+        ((b"x", b"y"), MACHINE, FRESH, ["rebuilding", CURRENT, PREVIOUS]),
+        (
+            (NEWER, OLDER),
+            MACHINE,
+            FRESH,
+            ["it has version 9", "it has version 8", f"kept as {UNREADABLE}"],
+        ),
+        ((None, OLDER), MACHINE, FRESH, [f"{CURRENT} is missing", "it has version 8"]),
     ],
-    ids=["another machine's", "both unusable", "of newer versions", "a single one"],
 )
-async def test_what_cannot_be_used_is_said_and_nothing_is_written(generations, said):
+async def test_the_newest_whole_generation_is_taken_the_others_are_said_and_nothing_is_written(
+    generations, machine, state, said
+):
     disk = await a_disk(*generations)
+    before = set(disk.files.names)
 
-    found = await recovered(disk)
+    found = await recover(disk, boot_id="boot-2", machine_id=machine)
 
-    assert FRESH == found.state
+    assert state == found.state
+    assert bool(said) == bool(found.notice)
     assert [] == [text for text in said if text not in found.notice]
-    assert 0 == disk.faults.steps
-
-
-@pytest.mark.parametrize(
-    ("written", "now", "kept"),
-    [("", MACHINE, MACHINE), (MACHINE, "", MACHINE), ("", "", "")],
-    ids=["from a container to the host", "from the host to a container", "in containers"],
-)
-async def test_where_one_of_the_machines_has_no_name_the_state_is_taken(written, now, kept):
-    disk = await a_disk(encode_state(a_state(2, machine=written)))
-
-    found = await recover(disk, boot_id="boot-2", machine_id=now)
-
-    assert (a_state(2, machine=kept), "") == (found.state, found.notice)
-
-
-class Unreadable(MemoryDisk):
-    """A bad sector under each of `names`."""
-
-    names: tuple[str, ...] = (CURRENT,)
-
-    async def read(self, name):
-        if name in self.names:
-            raise StateError(f"/state/{name} cannot be read: EIO")
-        return await super().read(name)
+    assert (0, before) == (disk.faults.steps, set(disk.files.names))
 
 
 async def test_a_directory_that_cannot_be_read_is_never_taken_for_an_empty_one():
-    disk = Unreadable()
-    disk.names = (CURRENT, PREVIOUS)
+    class Unreadable(MemoryDisk):
+        async def read(self, name):
+            raise StateError(f"/state/{name} cannot be read: EIO")
 
     with pytest.raises(StateError, match="cannot be read"):
-        await recovered(disk)
+        await recovered(Unreadable())
 
 
 async def generations(disk, count, found=None):

@@ -62,12 +62,12 @@ class UsageBench:
 
 
 @contextlib.asynccontextmanager
-async def sampling(bench: UsageBench) -> AsyncIterator[UsageBench]:
+async def sampling(bench: UsageBench) -> AsyncIterator[None]:
     """From a tick on, so that the second round is a whole period later."""
     await asyncio.sleep(until_tick(PERIOD, TURN))
     async with at_work(bench.usage.run):
         await asyncio.sleep(0.001)
-        yield bench
+        yield
 
 
 async def test_all_regions_are_read_in_one_call_every_five_seconds_for_the_gpus_of_their_rows():
@@ -179,6 +179,7 @@ async def test_a_pod_that_is_gone_or_has_ended_uses_nothing(pods):
 
 HIGH, LOW = (container_directory(POD_UID, name) for name in ("high", "low"))
 LIVE = frozenset({1})
+TROUBLES = "unread", "read_only", "broken"
 
 
 class FeedbackBench(UsageBench):
@@ -211,18 +212,11 @@ class FeedbackBench(UsageBench):
         return region.recent_kernel, region.is_limiting
 
 
-@contextlib.asynccontextmanager
-async def switching(bench: FeedbackBench) -> AsyncIterator[None]:
-    async with at_work(bench.usage.run):
-        await asyncio.sleep(0.001)
-        yield
-
-
 async def test_who_used_a_multiprocessor_holds_back_others_for_ten_seconds():
     """HAMi-core does not see the kernels of CUDA graphs."""
     bench = FeedbackBench()
     bench.work(HIGH)
-    async with switching(bench):
+    async with sampling(bench):
         bench.idle(HIGH, priority=0)
         await asyncio.sleep(PERIOD)
         assert (-1, True) == bench.state(LOW)
@@ -233,11 +227,11 @@ async def test_who_used_a_multiprocessor_holds_back_others_for_ten_seconds():
 async def test_the_end_releases_all_that_was_held_back_and_is_not_delayed_by_a_silent_disk():
     bench, loop = FeedbackBench(), asyncio.get_running_loop()
     bench.work(HIGH)
-    async with switching(bench):
+    async with sampling(bench):
         assert (-1, True) == bench.state(LOW)
     assert (0, False) == bench.state(LOW)
     with capture_logs() as logs:
-        async with switching(bench):
+        async with sampling(bench):
             assert (-1, True) == bench.state(LOW)
             bench.regions.hangs = True
             ended = loop.time()
@@ -255,47 +249,38 @@ async def test_whom_an_agent_that_was_killed_held_back_is_released_in_the_first_
     if not is_known:
         bench.ledger.set(Ledger())
     bench.idle(LOW, recent_kernel=held, is_limiting=is_known)
-    async with switching(bench):
+    async with sampling(bench):
         assert (0, False) == bench.state(LOW)
 
 
-async def test_with_feedback_off_who_was_held_back_is_released_once_and_not_limited_anew():
-    bench = FeedbackBench(switches=False)
+@pytest.mark.parametrize(
+    ("observes", "trouble"), [(False, ""), (True, ""), *((False, t) for t in TROUBLES)]
+)
+async def test_with_feedback_off_who_was_held_back_is_released_once_and_not_limited_anew(
+    observes, trouble
+):
+    """A disk that refuses it is asked again. An observer releases nobody."""
+    bench = FeedbackBench(switches=False, observes=observes)
     bench.idle(LOW, recent_kernel=-1, is_limiting=True)
-    async with switching(bench):
-        assert (0, True) == bench.state(LOW)
+    setattr(bench.regions, trouble or "broken", "no disk" if trouble else "")
+    async with sampling(bench):
+        await asyncio.sleep(2 * PERIOD)
+        assert (-1 if observes or trouble else 0, True) == bench.state(LOW)
+        setattr(bench.regions, trouble or "broken", "")
+        await asyncio.sleep(PERIOD)
+        assert (-1 if observes else 0, True) == bench.state(LOW)
         bench.idle(LOW, recent_kernel=-1)
         await asyncio.sleep(3 * PERIOD)
         assert (-1, False) == bench.state(LOW)  # by the monitor that runs beside the agent
 
-
-@pytest.mark.parametrize("trouble", ["unread", "read_only", "broken"])
-async def test_a_release_that_the_disk_refuses_is_tried_again(trouble):
-    bench = FeedbackBench(switches=False)
-    bench.idle(LOW, recent_kernel=-1)
-    setattr(bench.regions, trouble, "no disk")
-    async with switching(bench):
-        await asyncio.sleep(2 * PERIOD)
-        assert (-1, False) == bench.state(LOW)
-        setattr(bench.regions, trouble, "")
-        await asyncio.sleep(PERIOD)
-        assert (0, False) == bench.state(LOW)
-
-
-async def test_an_observer_releases_nobody():
-    bench = FeedbackBench(switches=False, observes=True)
-    bench.idle(LOW, recent_kernel=-1)
-    async with switching(bench):
-        await asyncio.sleep(3 * PERIOD)
-
-    assert ((-1, False), []) == (bench.state(LOW), bench.regions.writes)
+    assert bool(bench.regions.writes) == (not observes)
 
 
 @pytest.mark.parametrize("name", [LOW, HIGH, "all of them, for long"])
 async def test_nobody_is_held_back_by_or_in_a_region_that_is_not_readable(name):
     bench = FeedbackBench()
     bench.work(HIGH)
-    async with switching(bench):
+    async with sampling(bench):
         assert (-1, True) == bench.state(LOW)
         if name in (LOW, HIGH):
             bench.regions.unseen[name] = RegionReading(RegionState.UNREADABLE, None, "cut off")
@@ -312,7 +297,7 @@ async def test_a_write_that_fails_is_logged_once_and_tried_again():
     bench = FeedbackBench()
     bench.regions.read_only = "no disk"
     with capture_logs() as logs:
-        async with switching(bench):
+        async with sampling(bench):
             for _ in range(3):
                 bench.work(HIGH)
                 await asyncio.sleep(PERIOD)

@@ -43,31 +43,13 @@ def size_of(paths: Iterable[Path]) -> Size:
     return size
 
 
-def room_of(path: Path) -> str:
-    """The folder that a file of agent/ belongs to; "agent": the file is a room of its own."""
-    return "/".join(("agent", *path.parts[1:-1][:1]))
-
-
 def rooms() -> dict[str, list[Path]]:
-    """The Python files of agent/ by room."""
+    """The Python files of agent/ by folder; "agent": a file is a room of its own."""
     found: dict[str, list[Path]] = {}
     for path in tree.files():
         if path.suffix == ".py" and path.is_relative_to("agent"):
-            found.setdefault(room_of(path), []).append(path)
+            found.setdefault("/".join(("agent", *path.parts[1:-1][:1])), []).append(path)
     return found
-
-
-def totals() -> dict[str, Size]:
-    """The sizes of the agent, of all of agent/, and of the tests."""
-    by_room = rooms()
-    own = [
-        path for room in by_room.keys() - {"agent/sandbox", "agent/wire"} for path in by_room[room]
-    ]
-    return {
-        "agent without sandbox and wire": size_of(own),
-        "agent": size_of(path for paths in by_room.values() for path in paths),
-        "tests": size_of(tree.modules("tests")),
-    }
 
 
 def words() -> int:
@@ -78,15 +60,19 @@ def words() -> int:
 def report() -> list[str]:
     """A line for each room, then the totals."""
     form = "{:<34}{:>6}{:>9}{:>12}{:>9}"
-    lines = [form.format("room", "files", "lines", "statements", "blank")]
-    for room, paths in sorted(rooms().items()):
-        lines.append(_line(form, room, size_of(paths)))
-    lines.append("")
-    for name, size in totals().items():
-        lines.append(_line(form, name, size))
-    lines.append(f"{'words of documents':<34}{words():>27,}")
+    by_room = rooms()
+    own = by_room.keys() - {"agent/sandbox", "agent/wire"}
+    totals = {
+        "agent without sandbox and wire": [path for room in own for path in by_room[room]],
+        "agent": [path for paths in by_room.values() for path in paths],
+        "tests": tree.modules("tests"),
+    }
     return [
-        *lines,
+        form.format("room", "files", "lines", "statements", "blank"),
+        *(_line(form, room, size_of(paths)) for room, paths in sorted(by_room.items())),
+        "",
+        *(_line(form, name, size_of(paths)) for name, paths in totals.items()),
+        f"{'words of documents':<34}{words():>27,}",
         "",
         "blank: lines that are empty or belong to a bare string, such as a docstring",
     ]

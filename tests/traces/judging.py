@@ -6,8 +6,7 @@ from typing import Final
 
 from agent.cluster import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS
 from agent.ledger import ContainerEdits
-from tests.traces.cluster import Patch, Removal, TracedHolding
-from tests.traces.replay import ReplayedAnswer, ReplayedStory
+from tests.traces.replay import Patch, Removal, ReplayedAnswer, ReplayedStory, TracedHolding
 from tests.traces.trace import TracedCall
 
 BUDGET: Final = 1.0

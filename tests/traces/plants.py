@@ -11,7 +11,7 @@ from agent.cluster import PodUid
 from agent.errors import ApiError
 from agent.settle import Effect, EffectKind, SettlementFacts
 from tests.machine.mutants import replaced, uid_ignored
-from tests.traces.cluster import TracedApi
+from tests.traces.replay import TracedApi
 
 REAL_EFFECTS = settle.pending_effects
 
@@ -46,24 +46,14 @@ Plant = tuple[contextlib.AbstractContextManager[None], str, str, float]
 
 def plants() -> dict[str, Plant]:
     """All of them, each to be used once."""
-    effects = "pending_effects"
+    left = replaced(settle, "pending_effects", without_lock)
+    taken = replaced(settle, "pending_effects", by_name)
+    not_looked_at = replaced(match, "_still_the_same", same_as_before)
+    unread = replaced(TracedApi, "get_node", silent)
     return {
-        "lock left": (
-            replaced(settle, effects, without_lock),
-            "burst",
-            "in the scheduler's way",
-            0.05,
-        ),
-        "lock taken by name": (
-            replaced(settle, effects, by_name),
-            "same-name",
-            "removal of ",
-            0.05,
-        ),
+        "lock left": (left, "burst", "in the scheduler's way", 0.05),
+        "lock taken by name": (taken, "same-name", "removal of ", 0.05),
         "row of a namesake": (uid_ignored().patch, "same-name", "another one's directory", 0.05),
-        "pod not looked at": (
-            *(replaced(match, "_still_the_same", same_as_before), "deleted-early"),
-            *("deleted before", 0.005),
-        ),
-        "node not looked at": (replaced(TracedApi, "get_node", silent), "serial", "refused: ", 0.5),
+        "pod not looked at": (not_looked_at, "deleted-early", "deleted before", 0.005),
+        "node not looked at": (unread, "serial", "refused: ", 0.5),
     }

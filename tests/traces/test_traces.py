@@ -34,7 +34,6 @@ def _no_log() -> Iterator[None]:
 @pytest.mark.parametrize("name", NAMES)
 async def test_every_recorded_allocate_is_answered_right(name: str, lag: float) -> None:
     story = await replay(load(name), pods_lag=lag, node_lag=lag)
-
     assert [] == wrong(story)
     assert dict.fromkeys(product(story.trace.settled, ("patch", "lock")), 1) == written(story)
 
@@ -44,7 +43,6 @@ async def test_with_watches_that_keep_up_an_answer_costs_one_read_and_names_the_
     name: str,
 ) -> None:
     story = await replay(load(name), pods_lag=0.0, node_lag=0.0)
-
     served = [answer for answer in story.answers if answer.call.container]
     assert served
     assert [] == [one for one in served if reads(one, story) - Counter(get_pod=1)]
@@ -55,33 +53,23 @@ async def test_with_watches_that_keep_up_an_answer_costs_one_read_and_names_the_
 
 @pytest.mark.parametrize(("pods_lag", "node_lag"), APART)
 @pytest.mark.parametrize("name", NAMES)
-async def test_either_watch_may_be_late_or_dead(
-    name: str, pods_lag: float, node_lag: float
-) -> None:
+async def test_either_watch_may_be_late_or_dead(name, pods_lag, node_lag):
     story = await replay(load(name), pods_lag=pods_lag, node_lag=node_lag)
-
     assert [] == wrong(story)
 
 
 @pytest.mark.parametrize("lag", LAGS)
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_kubelet_that_cannot_be_asked_for_a_pod_is_answered_right(
-    name: str, lag: float
-) -> None:
+async def test_a_kubelet_that_cannot_be_asked_for_a_pod_is_answered_right(name, lag):
     story = await replay(load(name), pods_lag=lag, node_lag=lag, can_get=False)
-
     assert [] == wrong(story)
 
 
 @pytest.mark.parametrize("lag", LAGS)
 @pytest.mark.parametrize("refused", [0, 1])
-async def test_the_lock_of_a_pod_that_is_gone_goes_where_no_scheduler_takes_it(
-    refused: int, lag: float
-) -> None:
+async def test_the_lock_of_a_pod_that_is_gone_goes_where_no_scheduler_takes_it(refused, lag):
     trace = load("deleted-early").until_refused(refused)
-
     story = await replay(trace, pods_lag=lag, node_lag=lag)
-
     assert "agent" == story.cluster.locks[-1].by
     assert [] == wrong(story)
 
@@ -89,8 +77,6 @@ async def test_the_lock_of_a_pod_that_is_gone_goes_where_no_scheduler_takes_it(
 @pytest.mark.parametrize("name", plants())
 async def test_a_planted_bug_is_found(name: str) -> None:
     patch, trace, breach, lag = plants()[name]
-
     with patch:
         story = await replay(load(trace), pods_lag=lag, node_lag=lag)
-
     assert any(breach in text for text in wrong(story))

@@ -6,12 +6,11 @@ nobody else writes, and the removal of the lock of a pod that was answered. Wher
 answered, the scheduler took the lock over: that removal stays.
 """
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent.cluster import ALLOCATED, BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS, REGISTER, TO_ALLOCATE
 
@@ -24,8 +23,7 @@ Notes = Mapping[str, str | None]
 """Annotations that change; None: it goes."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One GPU of a share, as the scheduler wrote it."""
 
     gpu: str
@@ -33,8 +31,7 @@ class Slot:
     core_percent: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PodEvent:
+class PodEvent(NamedTuple):
     """Somebody but the agent wrote a pod. `notes` are the annotations that this changed."""
 
     t: float
@@ -44,16 +41,14 @@ class PodEvent:
     notes: Notes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TracedNodeEvent:
+class TracedNodeEvent(NamedTuple):
     """Somebody but the agent wrote annotations of the Node."""
 
     t: float
     notes: Notes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TracedCall:
+class TracedCall(NamedTuple):
     """An Allocate. `container` is empty where it was refused; `pod` is the pod at its begin.
 
     Of `ids` only the number counts: in a replay the kubelet takes those that are preferred there.
@@ -71,8 +66,7 @@ class TracedCall:
         return uid
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(NamedTuple):
     """The kubelet had its answer: nothing behind it happens before."""
 
     t: float
@@ -81,8 +75,7 @@ class CallEnd:
 Event = PodEvent | TracedNodeEvent | TracedCall | CallEnd
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """`settled`: by UID, what the recorded agent wrote on the pod. `owners`: UIDs by lock."""
 
     name: str
@@ -112,7 +105,7 @@ class Trace:
         refused = [call.t for call in self.calls if not call.container][number]
         end = next(e.t for e in self.events if isinstance(e, CallEnd) and e.t >= refused)
         events = tuple(event for event in self.events if event.t <= end)
-        return dataclasses.replace(self, events=events)
+        return self._replace(events=events)
 
 
 @functools.cache

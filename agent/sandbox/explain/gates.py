@@ -38,8 +38,6 @@ READ_BY_HAMI: Final = (f"limits.{MEMORY}", f"limits.{CORES}")
 HOLDERS_TOLD: Final = 3
 LONG: Final = 60.0
 """Seconds after which a lock is no longer normal: it is held for seconds."""
-DEGRADED: Final = "GpuDegradedForPod"
-"""The reason of the Event on a pod of which a GPU became unusable."""
 ENDED_FREED_WITHIN: Final = 5.0
 """Seconds in which an agent frees the lock of a pod that has ended."""
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -350,14 +348,12 @@ def running_gate(world: World) -> Gate:
         return Gate(RUNNING, GateVerdict.NOTED, said, "CardNotHealth", advice, facts)
     if deleting:
         return Gate(RUNNING, GateVerdict.NOTED, *deleting, (*held, *words))
-    fallen = [one.reason == DEGRADED for one in story.agent_events(world.snapshot.events)]
-    is_read = world.node in world.nodes
-    is_well = ("its node reports all of its GPUs as healthy now",)
-    facts = (*held, *words, *(is_well if any(fallen) and is_read else ()))
-    # What the agent said of a GPU is over; what it said of the pod itself may not be.
-    is_over = all(fallen) and (is_read or not fallen)
-    verdict, reason = (GateVerdict.PASSED, "") if is_over else (GateVerdict.NOTED, "E-START")
-    return Gate(RUNNING, verdict, "it runs and holds:" if held else "it runs", reason, facts=facts)
+    said = "it runs and holds:" if held else "it runs"
+    if not words:
+        return Gate(RUNNING, GateVerdict.PASSED, said, facts=held)
+    well = "its node reports all of its GPUs as healthy now"
+    facts = (*held, *words, *([well] if world.node in world.nodes else ()))
+    return Gate(RUNNING, GateVerdict.NOTED, said, "E-START", facts=facts)
 
 
 def _statuses(world: World) -> Iterator[Mapping[str, Any]]:
@@ -399,12 +395,11 @@ def _held(world: World) -> Iterator[str]:
         return
     try:
         pairs = pair_groups(view.groups, view.containers)
-        paired = [(name, shares) for name, (_, shares) in pairs.items()]
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
-        paired = [("a container", group) for group in view.groups if group]
+        return
     indexes = {one.uuid: f"GPU {one.index}" for one in world.reported(view.node)}
-    for name, group in paired:
+    for name, (_, group) in pairs.items():
         for share in group:
             said = f"{cap(name, 64)}: {indexes.get(share.uuid, 'GPU')} ({cap(share.uuid, 64)}), "
             said += f"{mib(share.memory_mib)}, {story.core_words(share.core_percent)}"

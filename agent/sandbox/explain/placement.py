@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime as dt
-import functools
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +21,11 @@ from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPo
 from agent.sandbox.explain import story
 from agent.sandbox.explain.story import NODE_UNREGISTERED, TEXT, Gate, GateVerdict, GpuVerdict, when
 from agent.sandbox.scheduler import model
-from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
+from agent.sandbox.scheduler.filter import NodeFit, fit_pod, wishes_of
 from agent.sandbox.scheduler.model import GpuView, RegisteredNode, SchedulerSettings, Steering
 from agent.sandbox.scheduler.registry import TERMINAL, Quotas, Reservation, Usage, read_offer
 from agent.sandbox.store import Json
+from agent.web.runbook import entries
 
 # The cluster of a snapshot, as HAMi's scheduler would see it now.
 #
@@ -160,13 +160,11 @@ class World:
 
     def trial(self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None) -> Fits:
         """What tries the pod on a Node, by the model."""
-        plain, quotas = dict(pod), self.snapshot.quotas if quotas is None else quotas
+        quotas = self.snapshot.quotas if quotas is None else quotas
         limits = Quotas(self.held, self.settings.rules.memory_factor)
         for quota in quotas:
             limits.see("ADDED", dict(quota))
-        fits_quota = functools.partial(limits.fits, self.namespace) if quotas else None
-        requests, inits = model.pod_requests(plain, self.settings), model.init_count(plain)
-        wishes = Wishes(requests, inits, self.steering(pod), fits_quota)
+        wishes = wishes_of(dict(pod), self.settings, limits if quotas else None)
 
         def fit(
             name: str, node: ClusterNode | None = None, state: RegisteredNode | None = None
@@ -243,20 +241,12 @@ _OF_CORES: Final = frozenset(
 )
 _DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
 """That too few GPUs fit follows from the reasons of the others, if there are others."""
-REASONS: Final = frozenset(
-    {
-        *(*_OF_CORES, *_DERIVED, "CardTimeSlicingExhausted", "CardInsufficientMemory"),
-        *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
-        *("CardCordoned", "NodeInsufficientDevice", "ResourceQuotaNotFit", KUBE_SCHEDULER),
-    }
-)
-"""The reasons of schedulers that the runbook explains."""
 
 
 class PodPlacement(msgspec.Struct, frozen=True):
     """The model's answer for all Nodes with GPUs, by name.
 
-    - `reason`: that of most Nodes; `reasons`: Nodes by reason.
+    - `reason`: that of most GPUs; `reasons`: Nodes by reason.
     - `nodes`: the Nodes nearest to a fit, at most NODES_TOLD.
     """
 
@@ -282,32 +272,27 @@ def place(world: World) -> PodPlacement:
     names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
     fits = {name: fit(name) for name in names}
     refused = {name: found for name, found in fits.items() if found.groups is None}
-    nodes: Counter[str] = Counter()
-    gpus: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     for found in refused.values():
         # Of the GPUs that the pod itself does not exclude, if there is one: it is about them.
         wanted = (gpu.capacity for gpu in found.gpus)
         uuids = [g.uuid for g in wanted if steering.admits_type(g) and steering.admits_uuid(g)]
-        reasons = [found.refusals[uuid] for uuid in uuids if uuid in found.refusals]
-        nodes.update(frozenset(reasons or codes_of(found.reason)))
-        gpus.update(reasons)
+        told_of = [found.refusals[uuid] for uuid in uuids if uuid in found.refusals]
+        reasons.update(told_of or codes_of(found.reason))
     by_reason = Counter(code for found in refused.values() for code in codes_of(found.reason))
     fitting = [name for name in names if name not in refused]
     nearest = sorted(refused, key=lambda name: _distance(refused[name]))
     told = [*fitting[:FITTING_TOLD], *nearest][:NODES_TOLD]
     verdicts = tuple(_verdict(world, name, fits[name]) for name in told)
-    return PodPlacement(fits, _main_reason(nodes, gpus), dict(sorted(by_reason.items())), verdicts)
+    return PodPlacement(fits, _main_reason(reasons), dict(sorted(by_reason.items())), verdicts)
 
 
-def _main_reason(counts: Mapping[str, int], more: Mapping[str, int]) -> str:
-    """The reason with the greatest count, then in `more`, as an id of the runbook."""
-    reason = max(
-        sorted(counts),
-        key=lambda code: (code not in _DERIVED, counts[code], more.get(code, 0)),
-        default=KUBE_SCHEDULER,
-    )
+def _main_reason(counts: Mapping[str, int]) -> str:
+    """The reason with the greatest count, as an id of the runbook."""
+    codes = sorted(counts, key=lambda code: (code in _DERIVED, -counts[code], code))
+    reason = next(iter(codes), KUBE_SCHEDULER)
     # A word of the scheduler that the runbook does not have stands as it was said.
-    return reason if reason in REASONS else NOT_JUDGED
+    return reason if reason in entries() else NOT_JUDGED
 
 
 def codes_of(reason: str) -> tuple[str, ...]:
@@ -315,7 +300,7 @@ def codes_of(reason: str) -> tuple[str, ...]:
     if own := {UNREGISTERED: NODE_UNREGISTERED, UNJUDGED: NOT_JUDGED}.get(reason):
         return (own,)
     words = [token.rpartition(" ")[2] for token in reason.split(", ")]
-    return tuple(words) if all(word in REASONS for word in words) else (KUBE_SCHEDULER,)
+    return tuple(words) if all(word in entries() for word in words) else (KUBE_SCHEDULER,)
 
 
 def placement_gate(world: World, placement: PodPlacement | None) -> Gate:
@@ -342,7 +327,7 @@ def placement_gate(world: World, placement: PodPlacement | None) -> Gate:
     said = "the scheduler places it nowhere; "
     said += "GPUs in MIG or MPS mode are not judged" if placement else "Nodes cannot be read"
     told = (*told, cap(attempt.named, TEXT)) if attempt.named != attempt.text else told
-    reason = _main_reason(attempt.reasons, {})
+    reason = _main_reason(attempt.reasons)
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), told)
 
 
@@ -460,7 +445,6 @@ def _verdict(world: World, name: str, fit: NodeFit) -> story.NodeVerdict:
         said=said,
         codes=codes,
         gpus=tuple(gpus),
-        has_gpus=has_gpus(node),
         biggest=tuple(text for amount, text in sorted(holders)[:HOLDERS_TOLD] if amount),
         events=story.agent_words(world.snapshot.node_events, world.now, name),
     )

@@ -16,6 +16,7 @@ from agent.kit.units import age, gib
 from agent.kube.client import WRITER
 from agent.kube.objects import EPOCH
 from agent.kube.reader import ClusterSnapshot, JsonObject, PodEventView
+from agent.web.runbook import entries
 
 
 class GateVerdict(enum.Enum):
@@ -273,54 +274,15 @@ def agent_words(
     )
 
 
-# What kubelets and container runtimes say, by text: the cause, and what to do.
-
-SAYINGS: Final = {
-    "no healthy devices present": (
-        "the node had no healthy slice when the kubelet asked",
-        "`hami-agent status --node {node}` says why; remove that cause first",
-    ),
-    "requested number of devices unavailable|Available: 0": (
-        "all slices of the node were held when the kubelet asked",
-        "wait until a pod on {node} ends, or raise sharing.splitCount there",
-    ),
-    "Topology locality|TopologyAffinityError": (
-        "no NUMA node has all CPUs, memory and slices that the pod asks for together",
-        "ask for fewer CPUs, or set the kubelet's topologyManagerPolicy on {node} to best-effort",
-    ),
-    "unresolvable CDI devices": (
-        "no CDI specification on the node defines this GPU",
-        "on {node}: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; then hami-agent doctor",
-    ),
-    "driver/library version mismatch": (
-        "the driver's files were replaced, and the old kernel module is still loaded",
-        "drain and reboot {node}, or reload NVIDIA's kernel modules there",
-    ),
-    "Failed to initialize NVML: Unknown Error": (
-        "the container has lost its GPU devices, as after `systemctl daemon-reload` on the node",
-        "delete the pod; so that it stays away, let the runtime on {node} use CDI",
-    ),
-    "nvidia-container-cli|nvidia-container-runtime|could not select device driver|libnvidia": (
-        "NVIDIA's container runtime could not prepare the container",
-        "run `hami-agent doctor` on {node}, and `nvidia-smi` beside it",
-    ),
-    "rpc error: code = Unavailable|connection refused|no such file or directory": (
-        "the device plugin of the node ended while the kubelet asked it",
-        "look at the log of the agent on {node}: why it ended",
-    ),
-    "rpc error": (
-        "another device plugin than this agent answered",
-        "run one device plugin on {node}: `hami-agent doctor` there names the other (P-PLUGIN)",
-    ),
-}
-"""Pattern of the text, cause and remedy; `{node}` is the name of the pod's Node."""
+_SAYING: Final = re.compile(r"^\| (`.+`) \| (.+) \| (.+) \|$", re.MULTILINE)
+"""A row of the runbook: texts of a kubelet or container runtime, their cause, and what to do."""
 
 
 def meaning(text: str, node: str) -> tuple[str, str]:
     """Cause and remedy of a kubelet's or runtime's text; both empty if it is not known."""
-    for pattern, (cause, remedy) in SAYINGS.items():
-        if re.search(pattern, text):
-            return cause, remedy.format(node=cap(node, 128) or "the node")
+    for texts, cause, remedy in _SAYING.findall(entries()["E-START"][1]):
+        if any(each in text for each in texts.strip("`").split("`, `")):
+            return cause, remedy.replace("NODE", cap(node, 128) or "the node")
     return "", ""
 
 

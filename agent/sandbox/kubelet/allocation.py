@@ -59,18 +59,20 @@ class NodeResources:
     removed: frozenset[str] = frozenset()
 
 
+@dataclass(eq=False)
 class KubeletBooks:
-    """The plugins that one kubelet process knows, their ids, and the holders of the ids."""
+    """The plugins that one kubelet process knows, their ids, and the holders of the ids.
 
-    def __init__(self, directory: Path, chance: random.Random, seen: KubeletLog) -> None:
-        self.tables: dict[str, DeviceTable] = {}
-        self.endpoints: dict[str, PluginEndpoint] = {}
-        self.records: dict[ContainerKey, dict[str, DeviceRecord]] = {}
-        """By container and resource."""
-        self.in_use: dict[str, set[str]] = {}
-        self._directory = directory
-        self._chance = chance
-        self._seen = seen
+    `records`: by container and resource. `in_use`: the ids of each resource that are marked.
+    """
+
+    _directory: Path
+    _chance: random.Random
+    _seen: KubeletLog
+    tables: dict[str, DeviceTable] = field(default_factory=dict)
+    endpoints: dict[str, PluginEndpoint] = field(default_factory=dict)
+    records: dict[ContainerKey, dict[str, DeviceRecord]] = field(default_factory=dict)
+    in_use: dict[str, set[str]] = field(default_factory=dict)
 
     def load(self) -> None:
         """Read the checkpoint: records as before, every known resource empty and stopped."""
@@ -211,25 +213,18 @@ class KubeletPanicError(Exception):
     """The kubelet panics. Only the model catches this, and restarts the process."""
 
 
+@dataclass(eq=False)
 class DeviceAllocator:
     """The device manager, used by admission and by the pod workers."""
 
-    def __init__(
-        self,
-        books: KubeletBooks,
-        chance: random.Random,
-        seen: KubeletLog,
-        running_at_start: frozenset[ContainerKey],
-        active: Callable[[], Iterable[str]],
-    ) -> None:
-        self.sources_ready = False
-        self._books = books
-        self._chance = chance
-        self._seen = seen
-        self._running_at_start = running_at_start
-        self._active = active
-        self._pending: str | None = None
-        self._reusable: dict[str, dict[str, frozenset[str]]] = {}
+    _books: KubeletBooks
+    _chance: random.Random
+    _seen: KubeletLog
+    _running_at_start: frozenset[ContainerKey]
+    _active: Callable[[], Iterable[str]]
+    sources_ready: bool = False
+    _pending: str | None = None
+    _reusable: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
 
     def collect(self) -> None:
         """Forget the records of pods that have ended, as a List or the next allocation does."""
@@ -365,17 +360,15 @@ class DeviceAllocator:
         self._seen.note(kind, resource=resource, pod=uid, container=container, ids=ids, text=text)
 
 
+@dataclass(eq=False)
 class Admitter:
     """Admits one pod at a time. `active`: every pod that is admitted or being admitted."""
 
-    def __init__(
-        self, node: KubeletNode, books: KubeletBooks, allocator: DeviceAllocator, seen: KubeletLog
-    ) -> None:
-        self.active: dict[str, PodSpec] = {}
-        self._node = node
-        self._books = books
-        self._allocator = allocator
-        self._seen = seen
+    _node: KubeletNode
+    _books: KubeletBooks
+    _allocator: DeviceAllocator
+    _seen: KubeletLog
+    active: dict[str, PodSpec] = field(default_factory=dict)
 
     async def admit(self, pod: PodSpec) -> KubeletAdmission:
         """Run all handlers. A rejected pod is inactive at once. Raises KubeletPanicError."""

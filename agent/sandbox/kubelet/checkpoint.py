@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -60,10 +60,7 @@ def checksum(content: Checkpoint) -> int:
 def _spew(content: Checkpoint) -> str:
     entries = _list(_spew_entry(e) for e in content.entries) if content.entries else "<nil>"
     table = content.registered
-    registered = "<nil>"
-    if table is not None:
-        names = sorted(table, key=str.encode)
-        registered = "map" + _list(f"{name}:{_list(table[name])}" for name in names)
+    registered = "<nil>" if table is None else _spew_map({n: table[n] for n in _by_bytes(table)})
     return (
         "(checkpoint.checkpointData){"
         f"PodDeviceEntries:([]checkpoint.PodDevicesEntry){entries} "
@@ -72,7 +69,7 @@ def _spew(content: Checkpoint) -> str:
 
 
 def _spew_entry(entry: CheckpointEntry) -> str:
-    nodes = "map" + _list(f"{node}:{_list(entry.numa[node])}" for node in sorted(entry.numa))
+    nodes = _spew_map({node: entry.numa[node] for node in sorted(entry.numa)})
     return (
         f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container} "
         f"ResourceName:(string){entry.resource} "
@@ -81,8 +78,16 @@ def _spew_entry(entry: CheckpointEntry) -> str:
     )
 
 
+def _spew_map(lists: Mapping[Any, Iterable[str]]) -> str:
+    return "map" + _list(f"{key}:{_list(values)}" for key, values in lists.items())
+
+
 def _list(parts: Iterable[str]) -> str:
     return f"[{' '.join(parts)}]"
+
+
+def _by_bytes(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=str.encode)
 
 
 def encode(content: Checkpoint) -> bytes:
@@ -92,16 +97,13 @@ def encode(content: Checkpoint) -> bytes:
         for entry in content.entries
     ]
     table = content.registered
-    registered = None if table is None else {n: [*table[n]] for n in sorted(table, key=str.encode)}
+    registered = None if table is None else {name: [*table[name]] for name in _by_bytes(table)}
     file = _CheckpointFile(_CheckpointData(entries or None, registered), checksum(content))
     return msgspec.json.encode(file).decode().translate(_HTML).encode()
 
 
 def decode(raw: bytes) -> Checkpoint:
-    """The content of a file.
-
-    Raises CheckpointError: it is not JSON, has another shape, or its checksum is wrong.
-    """
+    """The content of a file. Raises CheckpointError: its form or its checksum is wrong."""
     try:
         file = msgspec.json.decode(raw, type=_CheckpointFile)
     except msgspec.MsgspecError as error:
@@ -113,11 +115,9 @@ def decode(raw: bytes) -> Checkpoint:
 
 
 def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None:
-    """Replace the file atomically.
+    """Replace the file atomically. Raises OSError: the old file is still there.
 
     The temporary name is a dot and digits, as in the kubelet: watchers of the directory see it.
-
-    Raises OSError: the write failed; the old file is still there.
     """
     temporary = directory / f".{chance.randrange(10**8, 10**10)}"
     try:
@@ -133,12 +133,8 @@ def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None
 
 
 def load(directory: Path) -> Checkpoint:
-    """The file's content; empty if there is no file.
-
-    Raises CheckpointError: the file is corrupt; OSError: it exists but cannot be read.
-    """
+    """The file's content; empty if there is no file. Raises CheckpointError, OSError."""
     try:
-        raw = (directory / FILE_NAME).read_bytes()
+        return decode((directory / FILE_NAME).read_bytes())
     except FileNotFoundError:
         return Checkpoint()
-    return decode(raw)

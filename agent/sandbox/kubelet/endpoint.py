@@ -67,10 +67,8 @@ class DeviceTable:
         """The table after a list, which replaces everything before it."""
         return cls(
             nodes={
-                entry.id: tuple(node.id for node in entry.topology.nodes)
-                if entry.topology is not None
-                else None
-                for entry in entries
+                one.id: tuple(node.id for node in one.topology.nodes) if one.topology else None
+                for one in entries
             },
             healthy=frozenset(entry.id for entry in entries if entry.health == HEALTHY),
             unhealthy=frozenset(entry.id for entry in entries if entry.health != HEALTHY),
@@ -87,17 +85,16 @@ class DeviceTable:
 
     def by_numa(self, ids: Iterable[str]) -> dict[int, tuple[str, ...]]:
         """Ids under each of their NUMA nodes, as the checkpoint has them; -1 means none."""
-        grouped: dict[int, list[str]] = {}
+        grouped: dict[int, tuple[str, ...]] = {}
         for device_id in ids:
             for node in self.nodes.get(device_id) or (NO_NUMA,):
-                grouped.setdefault(node, []).append(device_id)
-        return {node: tuple(members) for node, members in grouped.items()}
+                grouped[node] = (*grouped.get(node, ()), device_id)
+        return grouped
 
 
 def draw(chance: random.Random, ids: Iterable[str], count: int) -> frozenset[str]:
     """At most `count` ids in random order, as from the kubelet's maps."""
-    pool = sorted(ids)
-    return frozenset(chance.sample(pool, min(count, len(pool))))
+    return frozenset(shuffled(chance, ids)[:count])
 
 
 def fill(
@@ -122,10 +119,6 @@ DIAL_TIMEOUT: Final = 10.0
 GRACE_PERIOD: Final = 300.0
 _FIRST_REDIAL: Final = 1.0
 _REDIAL_GROWTH: Final = 1.6
-_CODES: Final[Mapping[Status, str]] = {
-    status: "".join(part.capitalize() for part in status.name.split("_")) for status in Status
-} | {Status.OK: "OK", Status.CANCELLED: "Canceled"}
-
 PLUGIN_FAULTS: Final = (
     GRPCError,
     StreamTerminatedError,
@@ -135,8 +128,6 @@ PLUGIN_FAULTS: Final = (
     NotImplementedError,  # grpclib: a compressed message
 )
 """The exceptions of a call if the plugin breaks the protocol or dies."""
-
-
 _AnswerT = TypeVar("_AnswerT")
 
 
@@ -199,20 +190,17 @@ async def dial(path: Path) -> PluginChannel:
                 else:
                     return channel
     except TimeoutError:
-        channel.close()
         raise DeviceError("failed to dial device plugin: context deadline exceeded") from None
-    except asyncio.CancelledError:
-        channel.close()
-        raise
 
 
 def go_text(error: BaseException) -> str:
     """The error as Go prints it. The text appears in the pod's status."""
     status = error.status if isinstance(error, GRPCError) else Status.UNAVAILABLE
-    return f"rpc error: code = {_CODES[status]} desc = {go_description(error)}"
+    code = "".join(part.capitalize() for part in status.name.split("_"))
+    return f"rpc error: code = {code.replace('Cancelled', 'Canceled')} desc = {_said(error)}"
 
 
-def go_description(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     """The message of the error without its code."""
     if isinstance(error, GRPCError):
         return error.message or ""
@@ -221,22 +209,17 @@ def go_description(error: BaseException) -> str:
     return "error reading from server: EOF"
 
 
+@dataclass(eq=False)
 class PluginEndpoint:
     """One registration of a resource: the channel to its plugin, or the note that there was one.
 
     A registration from the checkpoint has no channel, and its `options` are None.
     """
 
-    def __init__(
-        self,
-        resource: str,
-        channel: PluginChannel | None = None,
-        options: DevicePluginOptions | None = None,
-    ) -> None:
-        self.resource = resource
-        self.options = options
-        self.stopped_at: float | None = None
-        self._channel = channel
+    resource: str
+    _channel: PluginChannel | None = None
+    options: DevicePluginOptions | None = None
+    stopped_at: float | None = None
 
     def stop(self, now: float) -> None:
         """Note that the plugin is gone since `now` (loop time). The grace period starts."""
@@ -291,4 +274,4 @@ async def _answered(call: Coroutine[object, object, _AnswerT]) -> _AnswerT:
     try:
         return await call
     except PLUGIN_FAULTS as error:
-        raise DeviceError(go_text(error), go_description(error)) from error
+        raise DeviceError(go_text(error), _said(error)) from error

@@ -7,9 +7,8 @@ admission of other pods.
 import asyncio
 import contextlib
 import random
-import stat
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -38,7 +37,6 @@ from agent.sandbox.kubelet.services import PodResourcesLister, RegistrationServe
 from agent.sandbox.store import Json
 
 SOCKET_NAME: Final = "kubelet.sock"
-_JOB_LIMIT: Final = 4096
 Job = Callable[[], Coroutine[object, object, None]]
 
 
@@ -69,6 +67,7 @@ class Timings:
     full_report: float = 10.0
 
 
+@dataclass(eq=False)
 class PodWorkers:
     """One worker for each pod. `turn` waits until the kubelet's loop can handle an event.
 
@@ -76,23 +75,14 @@ class PodWorkers:
     tried again. The pod does not fail.
     """
 
-    def __init__(
-        self,
-        node: KubeletNode,
-        allocator: DeviceAllocator,
-        chance: random.Random,
-        seen: KubeletLog,
-        timings: Timings,
-        turn: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._node = node
-        self._allocator = allocator
-        self._chance = chance
-        self._seen = seen
-        self._timings = timings
-        self._turn = turn
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._deaths: dict[str, int] = {}
+    _node: KubeletNode
+    _allocator: DeviceAllocator
+    _chance: random.Random
+    _seen: KubeletLog
+    _timings: Timings
+    _turn: Callable[[], Awaitable[None]]
+    _locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _deaths: dict[str, int] = field(default_factory=dict)
 
     async def run(self, uid: str) -> None:
         """Start the pod's containers that should run, until they do or the pod has ended."""
@@ -100,12 +90,12 @@ class PodWorkers:
             while (pod := self._node.pods.get(uid)) is not None and not pod.is_rejected:
                 if await self._start_missing(pod):
                     return
-                await asyncio.sleep(self._chance.uniform(*self._timings.container_retry))
+                await self._take(self._timings.container_retry)
                 await self._turn()
 
     async def revive(self, uid: str) -> None:
         """Restart a dead container of the pod, after a short pause or its back-off."""
-        await asyncio.sleep(self._chance.uniform(*self._timings.container_restart))
+        await self._take(self._timings.container_restart)
         self._deaths[uid] = deaths = self._deaths.get(uid, 0) + 1
         if deaths > 1:
             wait = self._timings.crash_backoff * 2.0 ** (deaths - 2)
@@ -138,12 +128,11 @@ class PodWorkers:
         await self._take(self._timings.container_start)
         if self._node.pods.get(uid) is not pod or pod.is_rejected:
             return True
-        pod.starts[name] = pod.starts.get(name, 0) + 1
-        pod.running.add(name)
+        pod.begin(name)
         self._seen.note("container_started", pod=uid, container=name)
         if container.kind == "init":
             await self._take(self._timings.init_run)
-            pod.running.discard(name)
+            pod.end(name)
             self._seen.note("init_ended", pod=uid, container=name)
         return True
 
@@ -176,7 +165,7 @@ class Life:
         self._timings = timings
         self.is_serving = False
         self._exit = asyncio.Event()
-        self._jobs: asyncio.Queue[Job] = asyncio.Queue(_JOB_LIMIT)
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._group = asyncio.TaskGroup()
         self.books = KubeletBooks(plugins, chance, seen)
         self.allocator = DeviceAllocator(self.books, chance, seen, node.running(), self._active)
@@ -189,13 +178,11 @@ class Life:
             pod_resources: SocketServer([lister]),
         }
 
-    async def run(self, up: Callable[[], None]) -> bool:
-        """Run the process. `up` is called once when both sockets are served.
+    async def run(self, up: Callable[[], None]) -> None:
+        """Run the process until exit() or a panic. `up` is called when both sockets are served.
 
-        Returns True if it panicked, False if exit() was called. Raises ExceptionGroup: it could not
-        start, or the model itself is broken.
+        Raises ExceptionGroup: it could not start, or the model itself is broken.
         """
-        panicked = False
         try:
             async with self._group:
                 self._spawn(self._live(up))
@@ -203,14 +190,13 @@ class Life:
         except* _ExitError:
             self._end("exited")
         except* KubeletPanicError as group:
-            panicked = True
             self._end("panicked", str(group.exceptions[0]))
         finally:
-            self._end()
+            self.is_serving = False
+            self._exit.set()
             self._registration.close()
             for server in self._servers.values():
                 await server.die()
-        return panicked
 
     def exit(self) -> None:
         """Exit at once, without cleaning up."""
@@ -234,6 +220,7 @@ class Life:
 
         Returns when the pod has ended or this process has died.
         """
+        done = asyncio.Event()
 
         async def end() -> None:
             await asyncio.sleep(stop_seconds)
@@ -248,7 +235,6 @@ class Life:
             else:
                 await end()
 
-        done = asyncio.Event()
         self._jobs.put_nowait(hear)
         await self._seen.until(lambda: done.is_set() or self._exit.is_set())
 
@@ -264,18 +250,17 @@ class Life:
         async def hear() -> None:
             heard.set()
 
-        await self._jobs.put(hear)
+        self._jobs.put_nowait(hear)
         await heard.wait()
 
     async def _until_exit(self) -> NoReturn:
         await self._exit.wait()
         raise _ExitError
 
-    def _end(self, kind: SeenKind | None = None, text: str = "") -> None:
+    def _end(self, kind: SeenKind, text: str = "") -> None:
         self.is_serving = False
         self._exit.set()
-        if kind is not None:
-            self._seen.note(kind, text=text)
+        self._seen.note(kind, text=text)
 
     async def _start(self) -> None:
         await asyncio.sleep(self._timings.socket)
@@ -302,9 +287,8 @@ class Life:
         pod = self._node.pods.get(uid)
         if pod is None or pod.is_rejected or uid in self._admitter.active:
             return
-        admission = await self._admitter.admit(pod.spec)
-        pod.settle(admission)
-        if admission.admitted:
+        pod.settle(await self._admitter.admit(pod.spec))
+        if not pod.is_rejected:
             self._spawn(self._workers.run(uid))
         await asyncio.sleep(self._chance.uniform(*self._timings.between_pods))
 
@@ -316,11 +300,7 @@ def _sweep(directory: Path) -> None:
     """
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     for entry in directory.iterdir():
-        try:
-            mode = entry.stat().st_mode
-        except FileNotFoundError:  # a dangling symbolic link stays
-            continue
-        if stat.S_ISSOCK(mode):
+        if entry.is_socket():
             entry.unlink()
 
 
@@ -429,12 +409,12 @@ class KubeletModel:
 
         Raises KeyError, ValueError: it is not a Pod object.
         """
-        entry = self.node.add(read_pod(pod))
-        if entry.admission is not None:
-            return entry.admission
-        if self._life is not None and self.is_up:
-            self._life.submit_pod(entry.spec.uid)
-        return await entry.verdict()
+        spec = read_pod(pod)
+        entry = self.node.pods.setdefault(spec.uid, NodePod(spec))
+        if entry.admission is None and self._life is not None and self.is_up:
+            self._life.submit_pod(spec.uid)
+        await self.history.until(lambda: entry.admission is not None)
+        return entry.admission or KubeletAdmission(admitted=False)
 
     async def pod_gone(self, uid: str, *, stop_seconds: float = 0.0) -> None:
         """Tell the kubelet that the pod is terminal or deleted, after its present work.
@@ -443,11 +423,13 @@ class KubeletModel:
         """
         if self._life is not None and self.is_up:
             await self._life.end_pod(uid, stop_seconds)
-        self.node.remove(uid)
+        if self.node.remove(uid):
+            self.history.note("ended", pod=uid)
 
     async def container_died(self, uid: str, container: str) -> None:
         """End a container as if by itself. Its pod worker starts it again."""
-        self.node.pods[uid].running.discard(container)
+        self.node.pods[uid].end(container)
+        self.history.note("container_died", pod=uid, container=container)
         if self._life is not None and self.is_up:
             self._life.submit_death(uid)
 

@@ -7,59 +7,62 @@ kubelet handles the deletion afterwards.
 import asyncio
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
 from typing import Final
 
 from agent.sandbox.kubelet.allocation import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, NodePod
-from agent.sandbox.store import ConflictError, GoneError, Json, NotFoundError, ObjectStore
+from agent.sandbox.store import (
+    AlreadyExistsError,
+    ConflictError,
+    GoneError,
+    Json,
+    NotFoundError,
+    ObjectStore,
+)
 
-_OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
-_PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}
-_CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
 RUN_SECONDS: Final = "sandbox/run-seconds"
+"""The annotation of a pod that ends by itself after so many seconds."""
+_OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
+_CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
 _STATUS_DELAY: Final = (0.016, 0.047)
 _STOP_SECONDS: Final = 1.0
-_TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _RETOLD: Final = frozenset(
     {"admitted", "rejected", "container_started", "init_ended", "container_waiting"}
 )
-_STARTED: Final = {"startedAt": "container_started"}
-_TIMES: Final = {"running": _STARTED, "terminated": _STARTED | {"finishedAt": "init_ended"}}
-"""The events that times in a container's state are of."""
+Stamp = Callable[[float], str]
+"""The text of a moment of the loop's clock."""
 
 
-def running_status(pod: NodePod, now: str) -> Json:
+def running_status(pod: NodePod, now: str, stamp: Stamp) -> Json:
     """The status of an admitted pod."""
     containers = pod.spec.containers
     apps = [c for c in containers if c.kind == "app"]
-    started = [c for c in apps if pod.starts.get(c.name)]
+    is_ready = all(c.name in pod.running for c in apps)
     status: Json = {
-        "phase": "Running" if started else "Pending",
+        "phase": "Running" if any(pod.starts.get(c.name) for c in apps) else "Pending",
         "startTime": now,
-        "conditions": _conditions(pod, is_ready=all(c.name in pod.running for c in apps)),
-        "containerStatuses": [_container(pod, c, now) for c in apps],
+        "conditions": _conditions(pod, is_ready=is_ready),
+        "containerStatuses": [_container(pod, c, stamp) for c in apps],
     }
-    inits = [c for c in containers if c.kind != "app"]
-    if inits:
-        status["initContainerStatuses"] = [_container(pod, c, now) for c in inits]
+    if inits := [_container(pod, c, stamp) for c in containers if c.kind != "app"]:
+        status["initContainerStatuses"] = inits
     return status
 
 
 def ended_status(pod: NodePod, now: str) -> Json:
     """The status of a pod whose containers have all ended with exit code 0."""
-    done = {"exitCode": 0, "reason": "Completed", "finishedAt": now}
+    state = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now}}
+    ended = {"ready": False, "started": False, "state": state}
+    apps = [c.name for c in pod.spec.containers if c.kind == "app"]
     return {
         "phase": "Succeeded",
         "conditions": _conditions(pod, is_ready=False),
-        "containerStatuses": [
-            _identity(pod, c) | {"ready": False, "started": False, "state": {"terminated": done}}
-            for c in pod.spec.containers
-            if c.kind == "app"
-        ],
+        "containerStatuses": [_identity(pod, name) | ended for name in apps],
     }
 
 
@@ -81,81 +84,59 @@ def merged(old: Json, new: Json) -> Json:
     whole["conditions"] = [
         held.get((told["type"], told["status"]), told) for told in new.get("conditions") or ()
     ]
-    for key in ("containerStatuses", "initContainerStatuses"):
-        before = {entry["name"]: entry for entry in old.get(key) or ()}
-        for entry in whole.get(key) or ():
-            _keep_times(before.get(entry["name"], {}), entry)
     return whole
 
 
-def _keep_times(before: Json, entry: Json) -> None:
-    if before.get("containerID") != entry.get("containerID"):
-        return
-    for name, state in entry["state"].items():
-        known = (before.get("state") or {}).get(name)
-        if known is not None:
-            state.update({key: known[key] for key in ("startedAt", "finishedAt") if key in known})
+def container_id(pod: NodePod, name: str) -> str:
+    """The runtime's id of the container's latest start."""
+    text = f"{pod.spec.uid}/{name}/{pod.starts[name]}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _container(pod: NodePod, container: ContainerSpec, now: str) -> Json:
-    is_up = container.name in pod.running
-    return _identity(pod, container) | {
-        "ready": is_up,
-        "started": is_up,
-        "state": _state(pod, container, now),
-    }
-
-
-def _identity(pod: NodePod, container: ContainerSpec) -> Json:
-    starts = pod.starts.get(container.name, 0)
-    identity: Json = {"name": container.name, "restartCount": max(0, starts - 1)}
-    if starts:
-        text = f"{pod.spec.uid}/{container.name}/{starts}"
-        identity["containerID"] = f"containerd://{hashlib.sha256(text.encode()).hexdigest()}"
-    return identity
-
-
-def _state(pod: NodePod, container: ContainerSpec, now: str) -> Json:
+def _container(pod: NodePod, container: ContainerSpec, stamp: Stamp) -> Json:
     name = container.name
+    is_up = name in pod.running
+    status = _identity(pod, name) | {"ready": is_up, "started": is_up}
     if name in pod.waiting:
-        refusal = {"reason": "CreateContainerConfigError", "message": pod.waiting[name]}
-        return {"waiting": refusal}
-    if name in pod.running:
-        return {"running": {"startedAt": now}}
-    if pod.starts.get(name):
-        exit_code = 0 if container.kind == "init" else 137
-        reason = "Completed" if container.kind == "init" else "Error"
-        return {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": now}}
-    early = container.kind == "app" and not pod.is_initialised
-    return {"waiting": {"reason": "PodInitializing" if early else "ContainerCreating"}}
+        waiting = {"reason": "CreateContainerConfigError", "message": pod.waiting[name]}
+        return status | {"state": {"waiting": waiting}}
+    if name not in pod.starts:
+        early = container.kind == "app" and not pod.is_initialised
+        reason = "PodInitializing" if early else "ContainerCreating"
+        return status | {"state": {"waiting": {"reason": reason}}}
+    began = {"startedAt": stamp(pod.began[name])}
+    if is_up:
+        return status | {"state": {"running": began}}
+    code, reason = (0, "Completed") if container.kind == "init" else (137, "Error")
+    ended = {"exitCode": code, "reason": reason, "finishedAt": stamp(pod.ended[name])}
+    return status | {"state": {"terminated": ended | began}}
+
+
+def _identity(pod: NodePod, name: str) -> Json:
+    starts = pod.starts.get(name, 0)
+    identity: Json = {"name": name, "restartCount": max(0, starts - 1)}
+    return identity | ({"containerID": f"containerd://{container_id(pod, name)}"} if starts else {})
 
 
 def _conditions(pod: NodePod, *, is_ready: bool) -> list[Json]:
-    initialised = "True" if pod.is_initialised else "False"
-    ready = "True" if is_ready else "False"
-    return [
-        {"type": "PodScheduled", "status": "True"},
-        {"type": "Initialized", "status": initialised},
-        {"type": "ContainersReady", "status": ready},
-        {"type": "Ready", "status": ready},
-    ]
+    ready = ("ContainersReady", is_ready), ("Ready", is_ready)
+    found = ("PodScheduled", True), ("Initialized", pod.is_initialised), *ready
+    return [{"type": kind, "status": str(holds)} for kind, holds in found]
 
 
+@dataclass(eq=False)
 class NodeReporter:
     """Writes the Node's status every `period` seconds while the kubelet is up; `eager`: at once.
 
     As with the real kubelet, a removed resource stays in the Node as 0.
     """
 
-    def __init__(
-        self, model: KubeletModel, store: ObjectStore, node_name: str, period: float, *, eager: bool
-    ) -> None:
-        self._model = model
-        self._store = store
-        self._name = node_name
-        self._period = period
-        self._eager = eager
-        self._wake = asyncio.Event()
+    _model: KubeletModel
+    _store: ObjectStore
+    _name: str
+    _period: float
+    _eager: bool
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Register the Node at each start of the kubelet, then report for ever."""
@@ -177,23 +158,10 @@ class NodeReporter:
             self._wake.set()
 
     def _register(self) -> None:
-        try:
-            self._store.get("nodes", "", self._name)
-        except NotFoundError:
-            labels = {"kubernetes.io/hostname": self._name, "kubernetes.io/os": "linux"}
-            ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
-            self._store.create(
-                "nodes",
-                {
-                    "metadata": {"name": self._name, "labels": labels},
-                    "spec": {},
-                    "status": {
-                        "capacity": dict(_PLAIN),
-                        "allocatable": dict(_PLAIN),
-                        "conditions": [ready],
-                    },
-                },
-            )
+        status = {"conditions": [{"type": "Ready", "status": "True"}]}
+        metadata = {"name": self._name, "labels": {"kubernetes.io/hostname": self._name}}
+        with suppress(AlreadyExistsError):
+            self._store.create("nodes", {"metadata": metadata, "spec": {}, "status": status})
 
     def _report(self, resources: NodeResources) -> None:
         gone = dict.fromkeys(resources.removed, 0)
@@ -224,12 +192,16 @@ def _texts(counts: Mapping[str, int]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Hosted:
-    """A pod that was seen bound to the node. `leaving` is set when it is deleted in any way."""
+    """A pod that was seen bound to the node. `leaving` is set when it is deleted in any way.
+
+    `told_at`: from when its rejection can be told. A new kubelet asks for it again.
+    """
 
     pod: Json
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     is_gone: bool = False
     is_over: bool = False
+    told_at: float | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -237,20 +209,10 @@ class _Hosted:
 
     @property
     def uid(self) -> str:
-        uid: str = self.pod["metadata"]["uid"]
-        return uid
-
-    @property
-    def run_seconds(self) -> float | None:
-        text = (self.pod["metadata"].get("annotations") or {}).get(RUN_SECONDS)
-        return None if text is None else float(text)
-
-    @property
-    def stop_seconds(self) -> float:
-        grace: float = self.pod["metadata"].get("deletionGracePeriodSeconds") or 0
-        return min(grace, _STOP_SECONDS)
+        return str(self.pod["metadata"]["uid"])
 
 
+@dataclass(eq=False)
 class KubeletPodLoop:
     """Drives one kubelet model from one store.
 
@@ -259,29 +221,17 @@ class KubeletPodLoop:
     - `lag`: the least and most seconds that each frame of its watch is late.
     """
 
-    def __init__(
-        self,
-        model: KubeletModel,
-        store: ObjectStore,
-        node_name: str,
-        *,
-        status_period: float = 10.0,
-        eager: bool = False,
-        lag: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        self._model = model
-        self._lag = lag
-        self._store = store
-        self._fields = {"spec.nodeName": node_name}
-        self._hosted: dict[str, _Hosted] = {}
-        self._dirty: dict[str, None] = {}
-        self._has_dirty = asyncio.Event()
-        self._started = -math.inf
-        self._untold: dict[str, float] = {}
-        """From when the rejection of that pod can be told. A new kubelet asks for it again."""
-        self._times: dict[tuple[str, str, str], str] = {}
-        """When such an event happened to a container of a pod last."""
-        self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
+    _model: KubeletModel
+    _store: ObjectStore
+    _node_name: str
+    _: KW_ONLY
+    status_period: float = 10.0
+    eager: bool = False
+    lag: tuple[float, float] = (0.0, 0.0)
+    _hosted: dict[str, _Hosted] = field(default_factory=dict)
+    _dirty: dict[str, None] = field(default_factory=dict)
+    _has_dirty: asyncio.Event = field(default_factory=asyncio.Event)
+    _started: float = -math.inf
 
     async def run(self) -> None:
         """Host pods and report them, for ever.
@@ -291,42 +241,42 @@ class KubeletPodLoop:
         for event in self._model.history.of("started"):
             self._started = event.elapsed
         self._model.history.listen(self._hear)
+        period, eager = self.status_period, self.eager
+        reporter = NodeReporter(self._model, self._store, self._node_name, period, eager)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._reporter.run())
+            group.create_task(reporter.run())
             group.create_task(self._report_pods())
             while True:
                 await self._follow(group)
 
     async def _follow(self, group: asyncio.TaskGroup) -> None:
         """Follow the pods of the node until the history no longer has our position."""
-        found = self._store.select("pods", fields=self._fields)
-        changes = self._store.subscribe("pods", self._store.version, fields=self._fields)
-        present = {pod["metadata"]["uid"] for pod in found}
-        for uid in self._hosted.keys() - present:
+        fields = {"spec.nodeName": self._node_name}
+        found = self._store.select("pods", fields=fields)
+        changes = self._store.subscribe("pods", self._store.version, fields=fields)
+        for uid in self._hosted.keys() - {pod["metadata"]["uid"] for pod in found}:
             self._lose(group, uid)
         for pod in sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
             self._see(group, pod)
-        try:
+        with suppress(GoneError):
             async for change in changes:
-                if any(self._lag):
-                    await asyncio.sleep(self._model.random.uniform(*self._lag))
+                if any(self.lag):
+                    await asyncio.sleep(self._model.random.uniform(*self.lag))
                 if change.type == "DELETED":
                     self._lose(group, change.object["metadata"]["uid"])
                 else:
                     self._see(group, change.object)
-        except GoneError:
-            return
 
     def _see(self, group: asyncio.TaskGroup, pod: Json) -> None:
-        uid = pod["metadata"]["uid"]
-        hosted = self._hosted.get(uid)
-        if hosted is None:
-            if (pod.get("status") or {}).get("phase") in _TERMINAL:
+        uid, is_new = pod["metadata"]["uid"], pod["metadata"]["uid"] not in self._hosted
+        if is_new:
+            if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 return
             if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
                 return  # the write before its removal; the pod is no longer known, or never was
-            hosted = self._hosted[uid] = _Hosted(pod)
-            group.create_task(self._host(hosted))
+            self._hosted[uid] = _Hosted(pod)
+            group.create_task(self._host(self._hosted[uid]))
+        hosted = self._hosted[uid]
         hosted.pod = pod
         if pod["metadata"].get("deletionTimestamp"):
             self._leave(hosted)
@@ -350,18 +300,18 @@ class KubeletPodLoop:
         if admission.admitted and await self._runs_out(hosted):
             await self._succeed(hosted)
         await hosted.leaving.wait()
-        runs = admission.admitted and not hosted.is_gone and not hosted.is_over
-        seconds = hosted.stop_seconds if runs else 0.0
+        seconds = 0.0
+        if admission.admitted and not hosted.is_gone and not hosted.is_over:
+            grace = hosted.pod["metadata"].get("deletionGracePeriodSeconds") or 0
+            seconds = min(grace, _STOP_SECONDS)
         # Without a kubelet nobody ends the containers, and nobody tells.
         await self._model.history.until(lambda: hosted.is_gone or self._model.is_up)
         await self._model.pod_gone(hosted.uid, stop_seconds=seconds)
         self._hosted.pop(hosted.uid, None)
-        self._untold.pop(hosted.uid, None)
-        self._times = {key: at for key, at in self._times.items() if key[0] != hosted.uid}
         if not hosted.is_gone:
             # It may have been deleted with grace 0 meanwhile.
             with suppress(NotFoundError, ConflictError):
-                self._store.finalize(*hosted.key, uid=hosted.uid)
+                self._store.delete("pods", *hosted.key, grace=0, uid=hosted.uid)
 
     async def _is_asked_for_again(self, hosted: _Hosted) -> bool:
         """Wait for the rejected pod's deletion, or (True) for a kubelet that was not told of it."""
@@ -375,21 +325,23 @@ class KubeletPodLoop:
 
     async def _runs_out(self, hosted: _Hosted) -> bool:
         """Wait for the pod's deletion, or (True) for the end of its work, if it has one."""
-        if hosted.run_seconds is None:
+        seconds = (hosted.pod["metadata"].get("annotations") or {}).get(RUN_SECONDS)
+        if seconds is None:
             return False
-        await self._model.history.until(lambda: hosted.leaving.is_set() or self._is_up(hosted))
+
+        def is_up() -> bool:
+            pod = self._model.pod(hosted.uid)
+            apps = [c.name for c in pod.spec.containers if c.kind == "app"] if pod else []
+            return pod is not None and pod.running.issuperset(apps)
+
+        await self._model.history.until(lambda: hosted.leaving.is_set() or is_up())
         try:
-            async with asyncio.timeout(hosted.run_seconds):
+            async with asyncio.timeout(float(seconds)):
                 await hosted.leaving.wait()
         except TimeoutError:
             pod = self._model.pod(hosted.uid)
             return pod is not None and not pod.is_rejected
         return False
-
-    def _is_up(self, hosted: _Hosted) -> bool:
-        pod = self._model.pod(hosted.uid)
-        apps = [c.name for c in pod.spec.containers if c.kind == "app"] if pod else []
-        return pod is not None and pod.running.issuperset(apps)
 
     async def _succeed(self, hosted: _Hosted) -> None:
         pod = self._model.pod(hosted.uid)
@@ -400,29 +352,26 @@ class KubeletPodLoop:
             self._write(hosted, ended_status(pod, self._stamp()))
 
     def _hear(self, event: KubeletEvent) -> None:
-        timings = self._model.timings
-        if event.kind in ("container_started", "init_ended"):
-            self._times[event.pod, event.container, event.kind] = self._stamp()
+        timings, loop = self._model.timings, asyncio.get_running_loop()
         if event.kind == "started":
             self._started = event.elapsed
-            loop = asyncio.get_running_loop()
             loop.call_at(self._started + timings.full_report, self._has_dirty.set)
-            for uid in self._untold:
-                if (pod := self._model.pod(uid)) is not None:
+            for uid, hosted in self._hosted.items():
+                if hosted.told_at is not None and (pod := self._model.pod(uid)) is not None:
                     pod.admission = None
-            self._untold = {}
+                hosted.told_at = None
         elif event.kind in _RETOLD:
-            self._mark([event.pod])
-            if event.kind == "rejected":
+            self._mark({event.pod})
+            if event.kind == "rejected" and event.pod in self._hosted:
                 is_early = event.elapsed < self._started + timings.housekeeping
                 told = self._started + timings.full_report if is_early else event.elapsed
-                self._untold[event.pod] = told
-                asyncio.get_running_loop().call_at(told, self._mark, [event.pod])
+                self._hosted[event.pod].told_at = told
+                loop.call_at(told, self._mark, {event.pod})
         elif event.kind == "listed":
             self._mark({uid for uid, _ in self._model.held(event.resource)})
 
-    def _mark(self, uids: Mapping[str, object] | set[str] | list[str]) -> None:
-        self._dirty.update(dict.fromkeys(uids))
+    def _mark(self, uids: set[str]) -> None:
+        self._dirty.update(dict.fromkeys(sorted(uids)))
         self._has_dirty.set()
 
     async def _report_pods(self) -> None:
@@ -442,18 +391,12 @@ class KubeletPodLoop:
             return
         verdict = pod.admission
         if verdict.admitted:
-            status = running_status(pod, self._stamp())
-            entries = (*status["containerStatuses"], *status.get("initContainerStatuses", ()))
-            for entry in entries:
-                for state, told in entry["state"].items():
-                    for key, kind in _TIMES.get(state, {}).items():
-                        if (at := self._times.get((uid, entry["name"], kind))) is not None:
-                            told[key] = at
-        elif asyncio.get_running_loop().time() < self._untold.get(uid, -math.inf):
+            status = running_status(pod, self._stamp(), self._stamp_of)
+        elif asyncio.get_running_loop().time() < (hosted.told_at or -math.inf):
             # Not Failed yet: a new kubelet takes each pod for one whose containers may still run.
             status = {"startTime": self._stamp()}
         else:
-            self._untold.pop(uid, None)
+            hosted.told_at = None
             status = rejected_status(verdict.reason, verdict.message, self._stamp())
         self._write(hosted, status)
 
@@ -462,10 +405,13 @@ class KubeletPodLoop:
             pod["status"] = merged(pod.get("status") or {}, status)
             return pod
 
-        try:
+        # The pod may be gone, or another pod may have its name.
+        with suppress(NotFoundError, ConflictError):
             self._store.update("pods", *hosted.key, change, uid=hosted.uid)
-        except (NotFoundError, ConflictError):
-            return  # the pod is gone, or another pod has its name
+
+    def _stamp_of(self, moment: float) -> str:
+        ago = timedelta(seconds=asyncio.get_running_loop().time() - moment)
+        return (self._model.clock.now() - ago).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _stamp(self) -> str:
-        return self._model.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return self._stamp_of(asyncio.get_running_loop().time())

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,13 +41,6 @@ class PodSpec:
     def full_name(self) -> tuple[str, str]:
         """Namespace and name, by which PodResources identifies a pod."""
         return self.namespace, self.name
-
-    def container(self, name: str) -> ContainerSpec:
-        """The container of that name. Raises KeyError: the pod has none."""
-        for container in self.containers:
-            if container.name == name:
-                return container
-        raise KeyError(f"pod {self.namespace}/{self.name} has no container {name}")
 
     def request(self, resource: str) -> int:
         """The amount that the scheduler counts: max(peak of the init phase, sum of the others)."""
@@ -106,6 +99,7 @@ class NodePod:
     """One pod of the node.
 
     `waiting`: container → why it cannot be created. `starts`: container → number of starts.
+    `began`, `ended`: container → loop time of its latest start and end.
     `has_cgroup`: the kubelet has begun to start it since the boot.
     """
 
@@ -114,31 +108,38 @@ class NodePod:
     running: set[str] = field(default_factory=set)
     waiting: dict[str, str] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
     is_initialised: bool = False
     has_cgroup: bool = False
-    _verdicts: list[asyncio.Future[KubeletAdmission]] = field(default_factory=list)
 
     @property
     def is_rejected(self) -> bool:
         """Whether the kubelet has rejected it."""
         return self.admission is not None and not self.admission.admitted
 
-    async def verdict(self) -> KubeletAdmission:
-        """Wait for the next verdict, from any kubelet process."""
-        future: asyncio.Future[KubeletAdmission] = asyncio.get_running_loop().create_future()
-        self._verdicts.append(future)
-        return await future
+    def begin(self, name: str) -> None:
+        """Note that a container starts."""
+        self.starts[name] = self.starts.get(name, 0) + 1
+        self.began[name] = asyncio.get_running_loop().time()
+        self.running.add(name)
+
+    def end(self, name: str) -> None:
+        """Note that a container has ended."""
+        self.running.discard(name)
+        self.ended[name] = asyncio.get_running_loop().time()
+
+    def stop(self) -> None:
+        """End all containers."""
+        for name in tuple(self.running):
+            self.end(name)
+        self.waiting.clear()
 
     def settle(self, admission: KubeletAdmission) -> None:
         """Set the verdict. A rejection kills the running containers of the pod."""
         self.admission = admission
         if not admission.admitted:
-            self.running.clear()
-            self.waiting.clear()
-        verdicts, self._verdicts = self._verdicts, []
-        for future in verdicts:
-            if not future.done():
-                future.set_result(admission)
+            self.stop()
 
 
 @dataclass(slots=True)
@@ -149,17 +150,12 @@ class KubeletNode:
     labels: dict[str, str] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
 
-    def add(self, spec: PodSpec) -> NodePod:
-        """Bind a pod to the node. A known pod stays as it is."""
-        return self.pods.setdefault(spec.uid, NodePod(spec))
-
-    def remove(self, uid: str) -> None:
-        """Remove a pod that has ended."""
+    def remove(self, uid: str) -> bool:
+        """Remove a pod that has ended; whether it was there."""
         pod = self.pods.pop(uid, None)
         if pod is not None and pod.admission is None:
-            pod.settle(
-                KubeletAdmission(admitted=False, message="the pod ended before it was admitted")
-            )
+            pod.settle(KubeletAdmission(admitted=False, message="it ended before its admission"))
+        return pod is not None
 
     def in_order(self, chance: random.Random) -> list[str]:
         """UIDs in order of admission: by creation in whole seconds, at random within one."""
@@ -173,38 +169,17 @@ class KubeletNode:
     def stop_all(self) -> None:
         """Stop all containers, as a reboot does. Init containers have to run again."""
         for pod in self.pods.values():
-            pod.running.clear()
-            pod.waiting.clear()
+            pod.stop()
             pod.is_initialised = pod.has_cgroup = False
 
 
 # A bounded log of the kubelet model's events, with waiting for new ones.
 
-SeenKind = Literal[
-    "started",
-    "exited",
-    "panicked",
-    "registered",
-    "register_refused",
-    "listed",
-    "disconnected",
-    "removed",
-    "preferring",
-    "preferred",
-    "allocating",
-    "allocated",
-    "allocate_refused",
-    "admitting",
-    "admitted",
-    "rejected",
-    "leaving",
-    "ended",
-    "container_started",
-    "init_ended",
-    "container_waiting",
-    "checkpoint_lost",
-    "checkpoint_unwritten",
-]
+SeenKind = str
+"""Of the process: started, exited, panicked, checkpoint_lost, checkpoint_unwritten. Of a plugin:
+registered, register_refused, listed, disconnected, removed. Of a call to it: preferring, preferred,
+allocating, allocated, allocate_refused. Of a pod: admitting, admitted, rejected, leaving, ended,
+container_started, container_died, container_waiting, init_ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +196,11 @@ class KubeletEvent:
 
 
 class KubeletLog:
-    """The last `limit` events, oldest first. It survives restarts of the kubelet."""
+    """The last events, oldest first. It survives restarts of the kubelet."""
 
-    def __init__(self, limit: int = 10_000) -> None:
-        self._events: deque[KubeletEvent] = deque(maxlen=limit)
-        self._waiters: list[asyncio.Future[None]] = []
+    def __init__(self) -> None:
+        self._events: deque[KubeletEvent] = deque(maxlen=10_000)
+        self._noted = asyncio.Event()
         self._listeners: list[Callable[[KubeletEvent], None]] = []
 
     def note(
@@ -244,10 +219,8 @@ class KubeletLog:
         self._events.append(event)
         for listener in self._listeners:
             listener(event)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        noted, self._noted = self._noted, asyncio.Event()
+        noted.set()
 
     def listen(self, listener: Callable[[KubeletEvent], None]) -> None:
         """Call `listener` with every event from now on; it must return at once."""
@@ -260,12 +233,4 @@ class KubeletLog:
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until `holds()`, checked after every event. The caller sets the deadline."""
         while not holds():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-
-    def __iter__(self) -> Iterator[KubeletEvent]:
-        return iter(tuple(self._events))
-
-    def __len__(self) -> int:
-        return len(self._events)
+            await self._noted.wait()

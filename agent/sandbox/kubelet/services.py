@@ -8,8 +8,8 @@ disconnects the current client.
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -80,8 +80,10 @@ class SocketServer(Server):
 
         Raises OSError: the path cannot be bound.
         """
-        listener = _bind(path)
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 -- one system call on a run directory
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            listener.bind(str(path))
             await self.start(sock=listener)
             self._has_served = True
         except BaseException:
@@ -109,44 +111,23 @@ class SocketServer(Server):
             await self.wait_closed()
 
 
-def _bind(path: Path) -> socket.socket:
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def _is_closed(connection: H2Protocol) -> bool:
     return hasattr(connection, "connection") and connection.connection.is_closing()
 
 
-@dataclass(slots=True)
-class _Client:
-    """The client of a resource. It has no channel while it dials."""
-
-    channel: PluginChannel | None = None
-
-
+@dataclass(eq=False)
 class RegistrationServer(RegistrationBase):
-    """Serves `Register`. Everything after it runs in tasks given to `spawn`."""
+    """Serves `Register`. Everything after it runs in tasks given to `spawn`.
 
-    def __init__(
-        self,
-        directory: Path,
-        books: KubeletBooks,
-        seen: KubeletLog,
-        spawn: Callable[[Coroutine[object, object, None]], object],
-    ) -> None:
-        self._directory = directory
-        self._books = books
-        self._seen = seen
-        self._spawn = spawn
-        self._clients: dict[str, _Client] = {}
-        self._channels: set[PluginChannel] = set()
+    `clients`: the client of each resource; it has no channel while it dials.
+    """
+
+    _directory: Path
+    _books: KubeletBooks
+    _seen: KubeletLog
+    _spawn: Callable[[Coroutine[object, object, None]], object]
+    _clients: dict[str, PluginChannel | None] = field(default_factory=dict)
+    _channels: set[PluginChannel] = field(default_factory=set)
 
     @override
     async def register(self, message: RegisterRequest) -> Empty:
@@ -167,26 +148,24 @@ class RegistrationServer(RegistrationBase):
         if message.version != VERSION:
             supported = f'not supported by kubelet. Supported version is ["{VERSION}"]'
             raise DeviceError(f'requested API version "{message.version}" is {supported}')
-        client = self._clients[resource] = _Client()
+        self._clients[resource] = None
         try:
-            client.channel = await dial(self._directory / message.endpoint)
-            self._channels.add(client.channel)
-            endpoint = await self._ask_options(resource, client.channel)
-        except BaseException:
+            channel = await dial(self._directory / message.endpoint)
+            self._channels.add(channel)
+            if resource in self._clients:  # an earlier stream may have ended meanwhile
+                self._clients[resource] = channel
+            options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
+        except BaseException as error:
             # The failed client is dropped *by name*: an earlier client is forgotten, but its stream
             # stays.
             self._clients.pop(resource, None)
-            raise
-        self._books.connected(resource, endpoint)
-        self._spawn(self._run(resource, endpoint))
-
-    async def _ask_options(self, resource: str, channel: PluginChannel) -> PluginEndpoint:
-        try:
-            options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
-        except PLUGIN_FAULTS as error:
+            if not isinstance(error, PLUGIN_FAULTS):
+                raise
             text = f"failed to get device plugin options: {go_text(error)}"
             raise DeviceError(text) from error
-        return PluginEndpoint(resource, channel, options)
+        endpoint = PluginEndpoint(resource, channel, options)
+        self._books.connected(resource, endpoint)
+        self._spawn(self._run(resource, endpoint))
 
     async def _run(self, resource: str, endpoint: PluginEndpoint) -> None:
         text = "the plugin ended the stream"
@@ -198,29 +177,22 @@ class RegistrationServer(RegistrationBase):
             text = str(error)
         # The current client is disconnected, even if it is still dialling. If there is none, this
         # stream's connection stays open, and its plugin still gets calls.
-        current = self._clients.pop(resource, None)
-        if current is not None:
-            if current.channel is not None:
-                current.channel.close()
-                self._channels.discard(current.channel)
+        if resource in self._clients:
+            if (channel := self._clients.pop(resource)) is not None:
+                channel.close()
+                self._channels.discard(channel)
             self._books.disconnected(resource, text)
 
 
+@dataclass(eq=False)
 class PodResourcesLister(PodResourcesListerBase):
     """Answers from the records without waiting. `pods`: the active pods by UID."""
 
-    def __init__(
-        self,
-        books: KubeletBooks,
-        allocator: DeviceAllocator,
-        pods: Mapping[str, PodSpec],
-        chance: random.Random,
-    ) -> None:
-        self._books = books
-        self._allocator = allocator
-        self._pods = pods
-        self._chance = chance
-        self._limit = Allowance(_BURST, _REFILL)
+    _books: KubeletBooks
+    _allocator: DeviceAllocator
+    _pods: Mapping[str, PodSpec]
+    _chance: random.Random
+    _limit: Allowance = field(default_factory=lambda: Allowance(_BURST, _REFILL))
 
     @override
     async def list(self, message: ListPodResourcesRequest) -> ListPodResourcesResponse:
@@ -247,7 +219,8 @@ class PodResourcesLister(PodResourcesListerBase):
         for resource, table in self._books.tables.items():
             for device_id in table.healthy:
                 nodes = table.nodes.get(device_id)
-                entries += _entries(resource, device_id, (NO_NUMA,) if nodes is None else nodes)
+                nodes = (NO_NUMA,) if nodes is None else nodes
+                entries += (_entry(resource, device_id, node) for node in nodes)
         return AllocatableResourcesResponse(entries)
 
     def _admit(self) -> None:
@@ -265,17 +238,15 @@ class PodResourcesLister(PodResourcesListerBase):
 
     def _held(self, uid: str, container: str) -> Sequence[ContainerDevices]:
         entries = [
-            entry
+            _entry(resource, device_id, node)
             for resource, record in self._books.records.get((uid, container), {}).items()
             for node, ids in record.numa.items()
             for device_id in ids
-            for entry in _entries(resource, device_id, (node,))
         ]
         self._chance.shuffle(entries)
         return entries
 
 
-def _entries(resource: str, device_id: str, nodes: tuple[int, ...]) -> Iterator[ContainerDevices]:
-    for node in nodes:
-        topology = None if node == NO_NUMA else TopologyInfo([NumaNode(node)])
-        yield ContainerDevices(resource, [device_id], topology)
+def _entry(resource: str, device_id: str, node: int) -> ContainerDevices:
+    topology = None if node == NO_NUMA else TopologyInfo([NumaNode(node)])
+    return ContainerDevices(resource, [device_id], topology)

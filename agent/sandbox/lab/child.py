@@ -8,15 +8,12 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import agent
 
-KEPT_LINES: Final = 5000
-LASTING: Final = "web.listening"
-"""An event that is logged once at the start. It is kept while the agent runs."""
+KEPT_LINES: Final = 50_000
 MOST_BYTES: Final = 64 * 1024
 STOP_DEADLINE: Final = 12.0
 """Seconds after SIGTERM. The agent promises to end within 10 s."""
@@ -32,13 +29,12 @@ _SETPCAP: Final = 8
 """CAP_SETPCAP, which a process needs to drop the capabilities that root gets at each exec."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One line that `pid` wrote. `fields` is empty if it is not a JSON object."""
 
     pid: int
     text: str
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: Mapping[str, object]
 
     @property
     def event(self) -> object:
@@ -54,7 +50,6 @@ class AgentLog:
 
     def __init__(self, path: Path, heard: Callable[[], None]) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
-        self._lasting: list[LogLine] = []
         self._heard = heard
         self._file = path.open("w", encoding="utf-8", buffering=1)
 
@@ -70,15 +65,13 @@ class AgentLog:
             fields = found if isinstance(found, dict) else {}
         told = LogLine(pid, text, fields)
         self._lines.append(told)
-        if told.event == LASTING:
-            self._lasting.append(told)
         self._file.write(f"{text}\n")
         self._heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:
         """The kept lines with that event, of one process or of all."""
-        lines = self._lasting if event == LASTING else self._lines
-        return [line for line in lines if line.event == event and (pid is None or line.pid == pid)]
+        found = (line for line in self._lines if line.event == event)
+        return [line for line in found if pid is None or line.pid == pid]
 
     def last(self, count: int) -> list[str]:
         """The text of the last `count` lines."""
@@ -145,18 +138,15 @@ class AgentChild:
 async def start_child(
     arguments: Sequence[str], environ: Mapping[str, str], log: AgentLog
 ) -> AgentChild:
-    """Start `hami-agent ARGUMENTS` with this interpreter, in a session of its own.
+    """Start `hami-agent ARGUMENTS` with this interpreter. Raises OSError: it cannot be started.
 
     If the system has `setpriv`, the agent ends with this process, so that a killed sandbox leaves
-    no process behind, and it has no capabilities of root. Ctrl-C on the terminal reaches only the
-    sandbox.
-
-    Raises OSError: it cannot be started.
+    no process behind, and it has no capabilities of root. It has a session of its own, so Ctrl-C on
+    the terminal reaches only the sandbox.
     """
     started = asyncio.get_running_loop().time()
     process = await asyncio.create_subprocess_exec(
-        *_leash(),
-        *(sys.executable, "-m", "agent", *arguments),
+        *(*_leash(), sys.executable, "-m", "agent", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

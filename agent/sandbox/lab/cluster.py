@@ -1,6 +1,6 @@
 """One simulated node with its cluster in this process, and the agent as a child process.
 
-A sandbox that stays up restarts the agent and prints changes.
+A sandbox that stays up restarts the agent.
 """
 
 import asyncio
@@ -8,13 +8,12 @@ import contextlib
 import json
 import random
 import shutil
-import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +24,8 @@ from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
 from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
+from agent.sandbox.kubelet.podloop import KubeletPodLoop, container_id
+from agent.sandbox.kubelet.pods import KubeletEvent
 from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
@@ -49,9 +49,7 @@ class Places:
         self.pod_resources = root / "pod-resources"
         self.hardware_socket = root / "gpus.sock"
         self.kubeconfig = root / "kubeconfig"
-        """The one with the agent's identity."""
         self.log = root / "agent.log"
-        """The agents' log."""
         self.config = root / "config.yaml"
         """The agent's settings file; absent unless a person or test writes it."""
         self.hook = root / "hook"
@@ -59,7 +57,6 @@ class Places:
         self.state = root / "state"
         self.run = root / "run"
         self.cgroup = root / "cgroup"
-        """The cgroup tree of the running containers."""
 
 
 @contextlib.contextmanager
@@ -86,9 +83,7 @@ def open_places(*, keep: bool = False) -> Iterator[Places]:
 def place_library(directory: Path, hook: Path) -> None:
     """Write a stand-in for libvgpu.so and the ld.so.preload that names it in containers.
 
-    `directory`: the one that the agent has as vgpu/ below `hook`, its hook path.
-
-    Raises OSError: they cannot be written.
+    `directory`: the one that the agent has as vgpu/ below `hook`, its hook path. Raises OSError.
     """
     (directory / "libvgpu.so").write_bytes(stand_in())
     (directory / "ld.so.preload").write_text(f"{hook}/vgpu/libvgpu.so\n")
@@ -144,34 +139,25 @@ class Pulse:
             await self.wait()
 
 
-class CgroupTree:
-    """The tree. Call `sync` after each event that can start or end a container."""
+def follow_cgroups(home: Path, kubelet: KubeletModel) -> None:
+    """Keep a directory for each pod below `home`, with one for each running container."""
+    there: set[str] = set()
+    home.mkdir()
 
-    def __init__(self, root: Path, kubelet: KubeletModel) -> None:
-        self._home = root / "kubepods"
-        self._home.mkdir()
-        self._kubelet = kubelet
-        self._there: set[str] = set()
-
-    def sync(self) -> None:
-        """Create and remove directories: one for each pod, with one for each running container."""
-        there = self._wanted()
-        for name in sorted(there - self._there):
-            (self._home / name).mkdir()
-        for name in sorted(self._there - there, reverse=True):
-            (self._home / name).rmdir()
-        self._there = there
-
-    def _wanted(self) -> set[str]:
+    def sync(_: KubeletEvent) -> None:
         wanted: set[str] = set()
         # The kubelet keeps a pod's cgroup while its containers restart.
-        for pod in (one for one in self._kubelet.node.pods.values() if one.has_cgroup):
-            home, status = f"pod{pod.spec.uid}", running_status(pod, "")
-            wanted.add(home)
-            for key in ("initContainerStatuses", "containerStatuses"):
-                ids = (each["containerID"] for each in status.get(key, ()) if each["ready"])
-                wanted |= {f"{home}/{text.rpartition('://')[2]}" for text in ids}
-        return wanted
+        for pod in (one for one in kubelet.node.pods.values() if one.has_cgroup):
+            name = f"pod{pod.spec.uid}"
+            wanted |= {name, *(f"{name}/{container_id(pod, one)}" for one in pod.running)}
+        for name in sorted(wanted - there):
+            (home / name).mkdir()
+        for name in sorted(there - wanted, reverse=True):
+            (home / name).rmdir()
+        there.clear()
+        there.update(wanted)
+
+    kubelet.history.listen(sync)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +188,6 @@ class SandboxCluster:
     store: ObjectStore
     api: ApiServerModel
     kubelet: KubeletModel
-    cgroups: CgroupTree
     log: AgentLog
     admin_token: str
     children: list[AgentChild] = field(default_factory=list)
@@ -220,9 +205,9 @@ class SandboxCluster:
     @property
     def web_address(self) -> str | None:
         """The address of the present agent's web server, once the agent has logged it."""
-        for line in self.log.of("web.listening", self.agent.pid):
-            if "port" in line.fields:
-                return f"http://{host_port(str(line.fields['host']), line.fields['port'])}"
+        for fields in (line.fields for line in self.log.of("web.listening", self.agent.pid)):
+            if "port" in fields:
+                return f"http://{host_port(str(fields['host']), fields['port'])}"
         return None
 
     def command(self) -> tuple[str, ...]:
@@ -265,23 +250,8 @@ class SandboxCluster:
         """SIGTERM to the present agent. Returns its exit code."""
         return await self.agent.stop()
 
-    def reload_agent(self) -> None:
-        """SIGHUP to the present agent."""
-        self.agent.signal(signal.SIGHUP)
-
-    async def end_container(self, uid: str, container: str) -> None:
-        """End a container as if by itself. Its pod worker starts it again.
-
-        Raises KeyError: the kubelet has no such pod.
-        """
-        await self.kubelet.container_died(uid, container)
-        self.cgroups.sync()
-
     def submit(self, pod: Json) -> Json:
-        """Create a pod as a user does: it goes through the webhook to the scheduler.
-
-        Raises StatusError: the webhook or the API server refuses it.
-        """
+        """Create a pod as a user does: it goes through the webhook. Raises StatusError."""
         return self.store.create("pods", _admitted(pod, self.store, self.options))
 
     def pod(self, name: str) -> Json:
@@ -305,20 +275,15 @@ class SandboxCluster:
 
     async def until(self, holds: Callable[[], bool], within: float) -> bool:
         """Wait up to `within` seconds for `holds()`, checked after every change, not by polling."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self.pulse.until(holds)
-        except TimeoutError:
-            return holds()
-        return True
+        return holds()
 
 
 @contextlib.asynccontextmanager
 async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
-    """Start all models, without an agent. At the end, stop and remove everything.
-
-    Raises OSError, PermissionFault: a directory or socket cannot be created, or a port not bound.
-    """
+    """Start all models, without an agent; at the end, stop and remove them. Raises OSError."""
     chance, clock, pulse = random.SystemRandom(), SystemClock(), Pulse()
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(open_places(keep=options.keep))
@@ -338,8 +303,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
         places.kubeconfig.chmod(0o600)
 
         kubelet = KubeletModel(places.plugins, places.pod_resources, clock, chance)
-        cgroups = CgroupTree(places.cgroup, kubelet)
-        kubelet.history.listen(lambda _: cgroups.sync())
+        follow_cgroups(places.cgroup / "kubepods", kubelet)
         kubelet.history.listen(lambda _: pulse.beat())
         await kubelet.start()
         stack.push_async_callback(kubelet.kill)
@@ -358,7 +322,6 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
             store=store,
             api=api,
             kubelet=kubelet,
-            cgroups=cgroups,
             log=log,
             admin_token=admin,
         )
@@ -382,23 +345,17 @@ def _admitted(pod: Json, store: ObjectStore, options: LabOptions) -> Json:
 
 def kubeconfig(server: str, token: str) -> str:
     """A kubeconfig for one user at one server, as JSON, which is also YAML."""
-    return json.dumps(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "sandbox", "cluster": {"server": server}}],
-            "users": [{"name": NODE, "user": {"token": token}}],
-            "contexts": [{"name": "sandbox", "context": {"cluster": "sandbox", "user": NODE}}],
-            "current-context": "sandbox",
-        },
-        indent=2,
-    )
+    named = {
+        "clusters": [{"name": "sandbox", "cluster": {"server": server}}],
+        "users": [{"name": NODE, "user": {"token": token}}],
+        "contexts": [{"name": "sandbox", "context": {"cluster": "sandbox", "user": NODE}}],
+    }
+    return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "sandbox", **named})
 
 
 def free_port() -> int:
     """A free port of loopback, to be used by all agents of one sandbox."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
-        opened.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as opened:
         port: int = opened.getsockname()[1]
         return port
 
@@ -413,34 +370,12 @@ async def keep_agent(cluster: SandboxCluster, tell: Callable[[str], None]) -> No
         tell(f"agent started, pid {(await cluster.start_agent()).pid}")
 
 
-async def tell_news(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
-    """Print the changes of slices and pods, for ever."""
-
-    def look() -> dict[str, str]:
-        found = {"slices": f"{cluster.allocatable()} allocatable"}
-        for pod in cluster.store.select("pods"):
-            metadata, status = pod["metadata"], pod["status"]
-            words = filter(None, (status.get("phase"), status.get("reason")))
-            found[f"pod {metadata['namespace']}/{metadata['name']}"] = " ".join(words)
-        return found
-
-    before = look()
-    while True:
-        await cluster.pulse.wait()
-        known = look()
-        for name in sorted(known.keys() | before.keys()):
-            if known.get(name) != before.get(name):
-                tell(f"{name}: {known.get(name, 'gone')}")
-        before = known
-
-
 # A client of the agent's web server.
 
 DEADLINE: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class WebAnswer:
+class WebAnswer(NamedTuple):
     """An answer: its HTTP status and its text."""
 
     status: int
@@ -464,10 +399,6 @@ Sample = tuple[str, dict[str, str], float]
 
 
 async def scrape(address: str) -> list[Sample]:
-    """Every sample of the metrics page: name, labels, value.
-
-    Raises OSError, TimeoutError: no answer.
-    """
-    page = await fetch(address, "/metrics")
-    families = text_string_to_metric_families(page.text)
+    """Every sample of the metrics page: name, labels, value. Raises OSError, TimeoutError."""
+    families = text_string_to_metric_families((await fetch(address, "/metrics")).text)
     return [(s.name, dict(s.labels), float(s.value)) for f in families for s in f.samples]

@@ -39,35 +39,24 @@ from agent.sandbox.scenario.stage import (
     Stage,
     SumWatch,
     Unmet,
+    Wish,
     Workload,
     counted,
     fitting,
     milliseconds,
-    pinned,
     plain,
     promises,
-    too_big,
 )
-from agent.sandbox.store import NotFoundError, StatusError
+from agent.sandbox.store import StatusError
 from agent.settle import QUIET
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
-CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-"""The variable that names the region in the container."""
 SERIES: Final = "hami_agent_container_memory_used_bytes"
-PID: Final = 7
-PART: Final = 4
-"""A process takes one part in so many of its memory."""
 PERCENT: Final = 35
-LOOK: Final = 0.25
-"""Seconds between two looks at the metrics."""
-
 Use = Mapping[tuple[str, str, str], int]
 """Pod, container and index of the GPU → MiB."""
-FALLEN = 79
-"""The XID of a GPU that has fallen off the bus."""
-BURST_PATIENCE = 45.0
-UNASKED = 1.0
+BURST_PATIENCE: Final = 45.0
+UNASKED: Final = 1.0
 """Seconds without a request before the idle step is measured."""
 Step = Callable[[Stage], Awaitable[None]]
 FEWEST_GPUS: Final = 3
@@ -81,29 +70,37 @@ FAULTS: Final = (AgentError, StatusError, OSError, ValueError, KeyError)
 async def register(stage: Stage) -> None:
     """Start the agent. It registers, offers its slices and reports to the scheduler."""
     cluster = stage.cluster
-    agent = await stage.start_agent()
-    history = cluster.kubelet.history
-    await stage.until(
-        "registered", lambda: bool(history.of("registered")), lambda: "no Register call"
-    )
+    agent, history = await stage.start_agent(), cluster.kubelet.history
+    await stage.until("registered", lambda: bool(history.of("registered")))
     seconds = history.of("registered")[-1].elapsed - agent.started
     stage.settle("registered", f"{stage.measure('exec_to_registered', seconds)} after exec")
-    await stage.until(
-        "allocatable",
-        lambda: cluster.allocatable() == stage.slices == _published(stage),
-        lambda: f"{cluster.allocatable()} at the kubelet, {_published(stage)} on the Node",
-    )
-    stage.settle("allocatable", f"{_published(stage)} on the Node")
-    await stage.until("annotation", lambda: bool(registered_gpus(cluster)), lambda: "no annotation")
+
+    slices = stage.slices
+    await stage.until("allocatable", lambda: cluster.allocatable() == slices == stage.published)
+    stage.settle("allocatable", f"{stage.published} on the Node")
+    await stage.until("annotation", lambda: bool(registered_gpus(cluster)))
     stage.settle("annotation", *_annotation(stage))
+
+
+def _annotation(stage: Stage) -> tuple[str, list[str]]:
+    try:
+        found = {gpu.uuid: gpu for gpu in registered_gpus(stage.cluster)}
+    except MalformedText as error:
+        return "", [str(error)]
+    problems = [f"GPU {uuid} is not in it" for uuid in stage.gpus.keys() - found.keys()]
+    for uuid, entry in found.items():
+        gpu = stage.gpus.get(uuid)
+        expected = (stage.split_count, gpu.memory_mib if gpu else None, True)
+        if (entry.split_count, entry.registered_mib, entry.healthy) != expected:
+            problems.append(f"GPU {entry.index} is registered as {entry}")
+    sizes = ", ".join(map(str, sorted({entry.registered_mib for entry in found.values()})))
+    return f"{counted(stage.split_count, 'slice')} and {sizes} MiB each", problems
 
 
 async def place(stage: Stage) -> None:
     """Place pods of every kind, one after the other; the last one cannot fit."""
     journal, user = stage.cluster.api.journal, stage.cluster.user
-    await stage.until(
-        "requests", lambda: journal.watches(user) >= 2, lambda: "the agent does not watch"
-    )
+    await stage.until("requests", lambda: journal.watches(user) >= 2)
     placed, begun = fitting(len(stage.gpus)), len(journal.calls)
     for workload in placed:
         stage.record.note(f"pod {workload.name}: {workload.text}")
@@ -113,10 +110,10 @@ async def place(stage: Stage) -> None:
     calls = [call for call in islice(journal.calls, begun, None) if call.user == user]
     pauses = [gap for workload in placed for gap in _pauses(stage, workload.name)]
     stage.settle("requests", *pod_requests(placed, calls, pauses))
-    workload = too_big(max(gpu.memory_mib or 0 for gpu in stage.gpus.values()))
+    memory = 2 * max(gpu.memory_mib or 0 for gpu in stage.gpus.values())
+    workload = Workload("too-big", "more memory than a GPU has", (Wish("main", 1, memory),))
     stage.record.note(f"pod {workload.name}: {workload.text}")
-    refused = await _stays_pending(stage, workload, "too-big.pending")
-    stage.settle("too-big.pending", *refused)
+    stage.settle("too-big.pending", *await _stays_pending(stage, workload, "too-big.pending"))
 
 
 def pod_requests(
@@ -153,83 +150,38 @@ def _pauses(stage: Stage, name: str) -> list[float]:
 
 async def run_pod(stage: Stage, workload: Workload, claim: str = "") -> None:
     """Submit a pod and wait until it runs. Raises Unmet."""
-    claim = claim or f"{workload.name}.running"
-    begun = stage.now
+    name, begun = workload.name, stage.now
     stage.cluster.submit(workload.pod())
-    name = workload.name
-    await stage.until(
-        claim,
-        lambda: is_running(stage.cluster, name),
-        lambda: f"{pod_facts(stage.cluster, name).phase}: {pod_facts(stage.cluster, name).reason}",
-    )
+    await stage.until(claim or f"{name}.running", lambda: is_running(stage.cluster, name))
     stage.placed.append(name)
-    if claim == f"{name}.running":
-        stage.settle(claim, f"{milliseconds(stage.now - begun)} after its creation")
+    if not claim:
+        stage.settle(f"{name}.running", f"{milliseconds(stage.now - begun)} after its creation")
 
 
 def check_edits(stage: Stage, claim: str, names: list[str]) -> None:
     """Check that every container of these pods has the shares that the scheduler wrote."""
-    kept = answers(stage.cluster)
-    problems: list[str] = []
+    kept, problems, told = answers(stage.cluster), list[str](), list[str]()
     for name in names:
         pod = pod_facts(stage.cluster, name)
         problems += differences(pod, kept, stage.gpus, stage.cluster.places)
-    stage.settle(claim, _told(stage, names), problems)
+        for container, given in pod.shares().items():
+            places = (f"GPU {stage.gpus[one.uuid].index} {one.memory_mib} MiB" for one in given)
+            told.append(f"{container} {' + '.join(places) or 'none'}")
+    stage.settle(claim, ", ".join(told) if len(names) == 1 else f"{len(names)} pods", problems)
 
 
 async def _settled(stage: Stage, name: str) -> None:
     cluster, claim, begun = stage.cluster, f"{name}.settled", stage.now
-    await stage.until(
-        claim,
-        lambda: pod_facts(cluster, name).is_settled and not is_locked(cluster),
-        lambda: f"lock {is_locked(cluster)}, {dict(pod_facts(cluster, name).notes)}",
-    )
+    await stage.until(claim, lambda: pod_facts(cluster, name).is_settled and not is_locked(cluster))
     stage.settle(claim, f"{milliseconds(stage.now - begun)} later")
 
 
 async def _stays_pending(stage: Stage, workload: Workload, claim: str) -> tuple[str, list[str]]:
     """Submit a pod that has no place. Why it is not scheduled, and what is wrong. Raises Unmet."""
     stage.cluster.submit(workload.pod())
-    await stage.until(
-        claim,
-        lambda: bool(pod_facts(stage.cluster, workload.name).reason),
-        lambda: f"the scheduler gives no reason for pod {workload.name}",
-    )
+    await stage.until(claim, lambda: bool(pod_facts(stage.cluster, workload.name).reason))
     pod = pod_facts(stage.cluster, workload.name)
     return pod.reason, [] if pod.phase == "Pending" else [f"{pod.name} is {pod.phase}"]
-
-
-def _published(stage: Stage) -> int:
-    return int(stage.cluster.node()["status"].get("allocatable", {}).get(RESOURCE, "0"))
-
-
-def _annotation(stage: Stage) -> tuple[str, list[str]]:
-    try:
-        found = {gpu.uuid: gpu for gpu in registered_gpus(stage.cluster)}
-    except MalformedText as error:
-        return "", [str(error)]
-    problems = [f"GPU {uuid} is not in it" for uuid in stage.gpus.keys() - found.keys()]
-    for uuid, entry in found.items():
-        gpu = stage.gpus.get(uuid)
-        expected = (stage.split_count, gpu.memory_mib if gpu else None, True)
-        if (entry.split_count, entry.registered_mib, entry.healthy) != expected:
-            problems.append(f"GPU {entry.index} is registered as {entry}")
-    sizes = ", ".join(map(str, sorted({entry.registered_mib for entry in found.values()})))
-    return f"{counted(stage.split_count, 'slice')} and {sizes} MiB each", problems
-
-
-def _told(stage: Stage, names: list[str]) -> str:
-    if len(names) > 1:
-        return f"{len(names)} pods"
-    texts = []
-    for name, given in pod_facts(stage.cluster, names[0]).shares().items():
-        shares = [
-            f"GPU {stage.gpus[share.uuid].index} {share.memory_mib} MiB"
-            + (f" {share.core_percent} %" if share.core_percent else "")
-            for share in given
-        ]
-        texts.append(f"{name} {' + '.join(shares) or 'none'}")
-    return ", ".join(texts)
 
 
 async def use_gpus(stage: Stage) -> None:
@@ -239,7 +191,7 @@ async def use_gpus(stage: Stage) -> None:
     expected = dict(_begin(stage))
     found = await _metered(stage)
     while found != expected and stage.now < begun + PATIENCE:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(0.25)
         found = await _metered(stage)
     text = f"{sum(expected.values())} MiB in {len(expected)} shares"
     problems = [] if found == expected else [f"the metrics have {found}, not {expected}"]
@@ -249,28 +201,26 @@ async def use_gpus(stage: Stage) -> None:
 def _begin(stage: Stage) -> Iterator[tuple[tuple[str, str, str], int]]:
     """Start the processes. Yields what each then uses of each GPU."""
     kept = answers(stage.cluster)
-    for name in stage.placed:
-        pod = pod_facts(stage.cluster, name)
-        shares = pod.shares()
-        for container in (one["name"] for one in stage.cluster.pod(name)["spec"]["containers"]):
-            gpus = sorted(shares[container], key=lambda share: stage.gpus[share.uuid].pci)
-            if not gpus:
+    for pod in (pod_facts(stage.cluster, name) for name in stage.placed):
+        running = stage.cluster.kubelet.node.pods[pod.uid].running
+        for container in (name for name, given in pod.shares().items() if given):
+            if container not in running:
                 continue
+            gpus = sorted(pod.shares()[container], key=lambda share: stage.gpus[share.uuid].pci)
             answer = parsed(kept[pod.uid, container])
             for share, mib in zip(gpus, _start(answer, gpus), strict=True):
                 stage.cluster.hardware.use(share.uuid, mib, PERCENT)
-                yield (name, container, str(stage.gpus[share.uuid].index)), mib
+                yield (pod.name, container, str(stage.gpus[share.uuid].index)), mib
 
 
 def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     """Start a process with what the kubelet keeps for its container; the MiB that it takes."""
-    cache = PurePosixPath(answer.envs[CACHE])
+    cache = PurePosixPath(answer.envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"])
     mounts = {mount.container_path: mount.host_path for mount in answer.mounts}
-    path = Path(mounts[str(cache.parent)]) / cache.name
-    region, now = HamiCoreRegion(path), SystemClock().now()
-    process = region.start(PID, dict(answer.envs), now)
+    region, now = HamiCoreRegion(Path(mounts[str(cache.parent)]) / cache.name), SystemClock().now()
+    process = region.start(7, dict(answer.envs), now)
     region.name_gpus([share.uuid for share in gpus])
-    taken = [share.memory_mib // PART for share in gpus]
+    taken = [share.memory_mib // 4 for share in gpus]
     for gpu, mib in enumerate(taken):
         process.allocate(gpu, mib * MIB)
         process.watch(gpu, PERCENT)
@@ -298,23 +248,32 @@ async def lose_gpu(stage: Stage) -> None:
     before = starts(cluster, stage.placed)
     stage.record.note(f"XID 79 on GPU {index}, which pod {victim} uses")
     begun = stage.now
-    await ask(cluster.places.hardware_socket, HardwareRequest("xid", share.uuid, FALLEN))
+    await ask(cluster.places.hardware_socket, HardwareRequest("xid", share.uuid, 79))
     await _offered(stage, "xid.allocatable", begun, "xid_to_kubelet")
-    await stage.until(
-        "xid.annotation", lambda: _ill(stage) == [index], lambda: f"unhealthy: {_ill(stage)}"
-    )
+
+    def unhealthy() -> list[int]:
+        return [gpu.index for gpu in registered_gpus(cluster) if not gpu.healthy]
+
+    await stage.until("xid.annotation", lambda: unhealthy() == [index])
     stage.settle("xid.annotation", f"unhealthy: GPU {index}")
     phase = pod_facts(cluster, victim).phase
     stage.settle("xid.running", f"{victim} is {phase}", _disturbed(stage, before))
-    await _avoid(stage)
+
+    pinned = Workload("pinned", "insists on one GPU", (Wish("main", 1, 1024),), gpu=share.uuid)
+    reason, problems = await _stays_pending(stage, pinned, "xid.avoided")
+    await run_pod(stage, plain("after"), "xid.avoided")
+    given = pod_facts(cluster, "after").shares().values()
+    chosen = {share.uuid for shares in given for share in shares}
+    problems += ["a new pod is on it"] if stage.ill in chosen else []
+    places = ", ".join(f"GPU {stage.gpus[uuid].index}" for uuid in chosen)
+    stage.settle("xid.avoided", f"a new pod runs on {places}; {reason}", problems)
 
 
 async def restart_kubelet(stage: Stage) -> None:
     """Restart the kubelet: the agent registers again, and containers are not affected."""
-    cluster = stage.cluster
-    before, begun = starts(cluster, stage.placed), stage.now
+    before, begun = starts(stage.cluster, stage.placed), stage.now
     stage.record.note("the kubelet restarts")
-    await cluster.kubelet.restart()
+    await stage.cluster.kubelet.restart()
     (started,) = stage.seen(begun, "started")
     await _offered(stage, "kubelet.allocatable", started.elapsed, "kubelet_socket_to_allocatable")
     await _readmitted(stage, "kubelet.untouched", begun)
@@ -330,18 +289,12 @@ async def kill_agent(stage: Stage) -> None:
     await cluster.kill_agent()
     await stage.start_agent()
     await _offered(stage, "kill.allocatable", begun, "kill_to_serving")
-    await stage.until(
-        "kill.rows", lambda: cluster.web_address is not None, lambda: "no web address in its log"
-    )
-    held = sum(
-        value
-        for name, _, value in await scrape(cluster.web_address or "")
-        if name == "hami_agent_slices_allocated"
-    )
+    await stage.until("kill.rows", lambda: cluster.web_address is not None)
+    samples = await scrape(cluster.web_address or "")
+    held = sum(value for name, _, value in samples if name == "hami_agent_slices_allocated")
     expected = sum(map(len, rows.held_ids.values()))
-    lost = (
-        [] if held == expected else [f"it holds {counted(held, 'slice')}, {expected} were answered"]
-    )
+    told = f"it holds {counted(held, 'slice')}, {expected} were answered"
+    lost = [] if held == expected else [told]
     stage.settle("kill.rows", f"{counted(len(rows.rows), 'row')}, {counted(held, 'slice')}", lost)
     _untouched(stage, "kill.untouched", before, begun)
 
@@ -353,7 +306,6 @@ async def _offered(stage: Stage, claim: str, begun: float, measure: str) -> None
         claim,
         # The number alone may be that of the list before.
         lambda: cluster.allocatable() == stage.slices and bool(stage.seen(begun, "listed")),
-        lambda: f"{cluster.allocatable()} allocatable",
     )
     lists = stage.seen(begun, "listed")
     too_many = [f"a list offered {len(e.ids)}" for e in lists if len(e.ids) > stage.slices]
@@ -361,21 +313,6 @@ async def _offered(stage: Stage, claim: str, begun: float, measure: str) -> None
     if capacity != whole:
         too_many.append(f"the capacity is {capacity}, must stay {whole}")
     stage.settle(claim, f"after {stage.measure(measure, lists[-1].elapsed - begun)}", too_many)
-
-
-async def _avoid(stage: Stage) -> None:
-    claim = "xid.avoided"
-    reason, problems = await _stays_pending(stage, pinned(stage.ill or ""), claim)
-    await run_pod(stage, plain("after"), claim)
-    given = pod_facts(stage.cluster, "after").shares().values()
-    chosen = {share.uuid for shares in given for share in shares}
-    problems += ["a new pod is on it"] if stage.ill in chosen else []
-    places = ", ".join(f"GPU {stage.gpus[uuid].index}" for uuid in chosen)
-    stage.settle(claim, f"a new pod runs on {places}; {reason}", problems)
-
-
-def _ill(stage: Stage) -> list[int]:
-    return [gpu.index for gpu in registered_gpus(stage.cluster) if not gpu.healthy]
 
 
 def _disturbed(stage: Stage, before: object) -> list[str]:
@@ -398,122 +335,41 @@ async def _readmitted(stage: Stage, claim: str, since: float) -> None:
     """Wait until a new kubelet has admitted or rejected every pod. Raises Unmet."""
     uids = {pod_facts(stage.cluster, name).uid for name in stage.placed}
     await stage.until(
-        claim,
-        lambda: uids <= {event.pod for event in stage.seen(since, "admitted", "rejected")},
-        lambda: "the new kubelet has not admitted every pod",
+        claim, lambda: uids <= {event.pod for event in stage.seen(since, "admitted", "rejected")}
     )
 
 
 async def kill_in_burst(stage: Stage) -> None:
     """Create many pods at once; SIGKILL after a third of them. The scheduler continues."""
-    cluster = stage.cluster
+    cluster, begun = stage.cluster, stage.now
     names = [f"burst-{number:02}" for number in range(1, BURST + 1)]
-    begun = stage.now
     for name in names:
         cluster.submit(plain(name).pod())
     stage.record.note(f"{BURST} pods at once, and a SIGKILL during their start")
-    await stage.until(
-        "burst.pods",
-        lambda: len(stage.seen(begun, "allocated")) >= BURST // 3,
-        lambda: f"{len(stage.seen(begun, 'allocated'))} were answered",
-        BURST_PATIENCE,
-    )
+
+    def answered() -> int:
+        return len(stage.seen(begun, "allocated"))
+
+    await stage.until("burst.pods", lambda: answered() >= BURST // 3, BURST_PATIENCE)
     gap = stage.now
     await cluster.kill_agent()
-    stage.record.note(f"SIGKILL after {counted(len(stage.seen(begun, 'allocated')), 'answer')}")
+    stage.record.note(f"SIGKILL after {counted(answered(), 'answer')}")
     await stage.start_agent()
-    await stage.until(
-        "burst.pods",
-        lambda: all(_is_decided(stage, name) for name in names) and bool(stage.seen(gap, "listed")),
-        lambda: f"undecided: {[n for n in names if not _is_decided(stage, n)]}",
-        BURST_PATIENCE,
-    )
+
+    def is_decided() -> bool:
+        pods = [pod_facts(cluster, name) for name in names]
+        decided = (p.phase == "Failed" or (p.is_running and p.is_settled) for p in pods)
+        return all(decided) and bool(stage.seen(gap, "listed"))
+
+    await stage.until("burst.pods", is_decided, BURST_PATIENCE)
     stage.record.measured["burst_to_decided"] = round(stage.now - begun, 6)
     served = [name for name in names if pod_facts(cluster, name).is_running]
     _judge_rejected(stage, [name for name in names if name not in served], gap)
     check_edits(stage, "burst.edits", served)
     stage.placed += served
     stage.settle("burst.durable", *_durable(stage))
-    await stage.until(
-        "burst.lock", lambda: not is_locked(cluster), lambda: str(cluster.node_annotations())
-    )
+    await stage.until("burst.lock", lambda: not is_locked(cluster))
     stage.settle("burst.lock", "free")
-
-
-async def lose_records(stage: Stage) -> None:
-    """Restart the kubelet without its checkpoint; then a container dies and is allocated again."""
-    cluster, name = stage.cluster, stage.placed[1]
-    pod = pod_facts(cluster, name)
-    (container,) = [one for one, given in pod.shares().items() if given]
-    before = answers(cluster)[pod.uid, container]
-    begun = stage.now
-    stage.record.note(f"the kubelet loses its records; {name}/{container} dies")
-    await cluster.kubelet.restart(lose_checkpoint=True)
-    await _readmitted(stage, "replay.edits", begun)
-    rejected = [f"{event.pod}: {event.text}" for event in stage.seen(begun, "rejected")]
-    await cluster.end_container(pod.uid, container)
-    await stage.until(
-        "replay.edits",
-        lambda: (pod.uid, container) in answers(cluster) and pod_facts(cluster, name).is_running,
-        lambda: "; ".join(e.text for e in stage.seen(begun, "allocate_refused")) or "not asked",
-        PATIENCE,
-    )
-    after = answers(cluster)[pod.uid, container]
-    wrong = rejected if before == after else [f"{parsed(before)} before, {parsed(after)} after"]
-    stage.settle("replay.edits", f"{len(after)} bytes for {name}/{container}", wrong)
-
-
-async def idle(stage: Stage) -> None:
-    """Check the API server's journal during a time without work."""
-    cluster, claim = stage.cluster, "idle"
-    journal, user = cluster.api.journal, cluster.user
-    if not await _is_quiet(stage):
-        stage.settle(claim, "", [f"no {UNASKED:g} s without a request in {PATIENCE:g} s"])
-        return
-    counts = journal.writes(user), journal.reads(user), journal.watches(user)
-    stage.record.note(f"watching the API server for {KEPT_IDLE:g} s")
-    await asyncio.sleep(KEPT_IDLE)
-    spent = journal.writes(user), journal.reads(user), journal.watches(user)
-    writes, reads, watches = (after - before for after, before in zip(spent, counts, strict=True))
-    standing = cluster.api.open_watches
-    found = ", ".join(
-        (
-            counted(writes, "write"),
-            counted(reads, "read"),
-            f"{watches} new {'watch' if watches == 1 else 'watches'} beside {standing}",
-        )
-    )
-    is_idle = (writes, reads, watches, standing) == (0, 0, 0, 2)
-    stage.settle(claim, found, [] if is_idle else [found])
-
-
-async def stop(stage: Stage) -> None:
-    """SIGTERM: exit code 0, no plugin socket left. Then check the sums of all answers."""
-    cluster, begun = stage.cluster, stage.now
-    sums = stage.sums
-    most = f"{sums.most.memory_mib} MiB, {sums.most.core_percent} %, "
-    most += f"{counted(sums.most.slots, 'slice')} of one GPU"
-    unseen = [] if sums.checks else ["no answer was checked"]
-    stage.settle("sums", f"{most}; {counted(sums.checks, 'check')}", [*sums.problems, *unseen])
-    looked = [] if stage.disk.checks else ["no answer was checked"]
-    found = f"{counted(stage.disk.checks, 'answer')}, each checked as it arrived"
-    stage.settle("disk_first", found, [*stage.disk.problems, *looked])
-    code = await cluster.stop_agent()
-    left = [
-        path.name for path in cluster.places.plugins.glob("*.sock") if path.name != "kubelet.sock"
-    ]
-    problems = [f"exit code {code}"] * bool(code) + [f"{name} is left" for name in left]
-    stage.settle(
-        "stop", f"exit 0 after {stage.measure('sigterm_to_exit', stage.now - begun)}", problems
-    )
-
-
-def _is_decided(stage: Stage, name: str) -> bool:
-    try:
-        pod = pod_facts(stage.cluster, name)
-    except NotFoundError:
-        return False
-    return pod.phase == "Failed" or (pod.is_running and pod.is_settled)
 
 
 def _judge_rejected(stage: Stage, names: list[str], gap: float) -> None:
@@ -532,34 +388,76 @@ def _judge_rejected(stage: Stage, names: list[str], gap: float) -> None:
 
 def _durable(stage: Stage) -> tuple[str, list[str]]:
     """Check that each answer the kubelet keeps for an existing pod is a row with equal envs."""
-    cluster = stage.cluster
     try:
-        rows = {
-            (str(row.key.pod_uid), row.key.container): dict(row.edits.envs)
-            for row in ledger_on_disk(cluster).rows
-        }
+        found = ledger_on_disk(stage.cluster).rows
     except (OSError, StateCorrupt) as error:
         return "", [str(error)]
-    alive = {pod_facts(cluster, name).uid for name in stage.placed}
-    kept = {owner: answer for owner, answer in answers(cluster).items() if owner[0] in alive}
+    rows = {(str(row.key.pod_uid), row.key.container): dict(row.edits.envs) for row in found}
+    alive = {pod_facts(stage.cluster, name).uid for name in stage.placed}
+    kept = {owner: one for owner, one in answers(stage.cluster).items() if owner[0] in alive}
     problems = [
         f"{container} of pod {uid} has {rows.get((uid, container), 'no row')} on disk"
         for (uid, container), answer in kept.items()
         if rows.get((uid, container)) != dict(parsed(answer).envs)
     ]
-    found = f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk"
-    return found, problems
+    told = f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk"
+    return told, problems
 
 
-async def _is_quiet(stage: Stage) -> bool:
-    """Wait for UNASKED seconds without a request, when the effects of the last step are done."""
-    journal, deadline = stage.cluster.api.journal, stage.now + PATIENCE
-    while stage.now < deadline:
-        count = sum(journal.counts.values())
+async def lose_records(stage: Stage) -> None:
+    """Restart the kubelet without its checkpoint; then a container dies and is allocated again."""
+    cluster, name = stage.cluster, stage.placed[1]
+    pod = pod_facts(cluster, name)
+    (container,) = [one for one, given in pod.shares().items() if given]
+    owner, begun = (pod.uid, container), stage.now
+    before = answers(cluster)[owner]
+    stage.record.note(f"the kubelet loses its records; {name}/{container} dies")
+    await cluster.kubelet.restart(lose_checkpoint=True)
+    await _readmitted(stage, "replay.edits", begun)
+    rejected = [f"{event.pod}: {event.text}" for event in stage.seen(begun, "rejected")]
+    await cluster.kubelet.container_died(*owner)
+    await stage.until(
+        "replay.edits", lambda: owner in answers(cluster) and pod_facts(cluster, name).is_running
+    )
+    after = answers(cluster)[owner]
+    wrong = rejected if before == after else [f"{parsed(before)} before, {parsed(after)} after"]
+    stage.settle("replay.edits", f"{len(after)} bytes for {name}/{container}", wrong)
+
+
+async def idle(stage: Stage) -> None:
+    """Check the API server's journal during a time without work."""
+    api, deadline = stage.cluster.api, stage.now + PATIENCE
+    before = api.journal.counts.copy()
+    await asyncio.sleep(UNASKED)
+    while before != api.journal.counts:  # effects of the last step are under way
+        if stage.now > deadline:
+            stage.settle("idle", "", [f"no {UNASKED:g} s without a request in {PATIENCE:g} s"])
+            return
+        before = api.journal.counts.copy()
         await asyncio.sleep(UNASKED)
-        if sum(journal.counts.values()) == count:
-            return True
-    return False
+    stage.record.note(f"watching the API server for {KEPT_IDLE:g} s")
+    await asyncio.sleep(KEPT_IDLE)
+    spent = (api.journal.counts - before).items()
+    made = [f"{n} {verb} {what}" for (who, verb, what), n in spent if who == stage.cluster.user]
+    found = f"{', '.join(made) or 'no request'}, {api.open_watches} watches"
+    stage.settle("idle", found, [found] if made or api.open_watches != 2 else [])
+
+
+async def stop(stage: Stage) -> None:
+    """SIGTERM: exit code 0, no plugin socket left. Then check the sums of all answers."""
+    cluster, begun, sums, disk = stage.cluster, stage.now, stage.sums, stage.disk
+    most = f"{sums.most.memory_mib} MiB, {sums.most.core_percent} %, "
+    most += f"{counted(sums.most.slots, 'slice')} of one GPU; {counted(sums.checks, 'check')}"
+    unseen = ["no answer was checked"]
+    stage.settle("sums", most, sums.problems if sums.checks else unseen)
+    checked = f"{counted(disk.checks, 'answer')}, each checked as it arrived"
+    stage.settle("disk_first", checked, disk.problems if disk.checks else unseen)
+    code = await cluster.stop_agent()
+    left = {path.name for path in cluster.places.plugins.glob("*.sock")} - {"kubelet.sock"}
+    problems = [f"exit code {code}"] * bool(code) + [f"{name} is left" for name in left]
+    stage.settle(
+        "stop", f"exit 0 after {stage.measure('sigterm_to_exit', stage.now - begun)}", problems
+    )
 
 
 OPENING: Final[Sequence[Step]] = (register, place, use_gpus)
@@ -580,9 +478,8 @@ DEFAULT: Final[Sequence[Step]] = (
 def open_stage(cluster: SandboxCluster, split_count: int, tell: Callable[[Moment], None]) -> Stage:
     """A new stage. `tell` gets every entry of the timeline."""
     gpus = {state.gpu.uuid: state.gpu for state in cluster.hardware.states}
-    sums = SumWatch(cluster, gpus, split_count)
+    sums, disk = SumWatch(cluster, gpus, split_count), DiskWatch(cluster)
     cluster.kubelet.history.listen(sums.hear)
-    disk = DiskWatch(cluster)
     cluster.kubelet.history.listen(disk.hear)
     record = ScenarioRecord(promises(len(gpus), split_count), tell)
     return Stage(cluster, record, gpus, split_count, sums, disk)

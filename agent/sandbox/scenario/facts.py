@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agent import cluster as annotations
-from agent.errors import StateCorrupt
 from agent.hami.annotations import RegisteredGpu, decode_pod_devices, decode_register
-from agent.ledger import Ledger, State
+from agent.ledger import Ledger
 from agent.model import Gpu, GpuUuid, Share
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.lab.cluster import RESOURCE, Places, SandboxCluster
@@ -84,10 +83,7 @@ def is_locked(cluster: SandboxCluster) -> bool:
 
 
 def registered_gpus(cluster: SandboxCluster) -> tuple[RegisteredGpu, ...]:
-    """The GPUs in the Node's register annotation; empty if there is none.
-
-    Raises MalformedText: it cannot be read.
-    """
+    """The GPUs in the Node's register annotation; empty if there is none. Raises MalformedText."""
     text = cluster.node_annotations().get(annotations.REGISTER)
     return decode_register(text) if text else ()
 
@@ -107,28 +103,15 @@ def parsed(answer: bytes) -> ContainerAllocateResponse:
     return ContainerAllocateResponse.parse(answer)
 
 
-def state_on_disk(cluster: SandboxCluster) -> State:
-    """The content of the agent's state file. Raises OSError, StateCorrupt: it cannot be read."""
-    path = cluster.places.state / STATE_FILE
-    try:
-        return decode_state(path.read_bytes())
-    except StateCorrupt:
-        # The second write after the open overwrites the opened file, which may happen now.
-        return decode_state(path.read_bytes())
-
-
 def ledger_on_disk(cluster: SandboxCluster) -> Ledger:
-    """The rows in the agent's state file. Raises OSError, StateCorrupt."""
-    return state_on_disk(cluster).ledger
+    """The rows in the agent's state file. Raises OSError, StateCorrupt: it cannot be read."""
+    return decode_state((cluster.places.state / STATE_FILE).read_bytes()).ledger
 
 
 def starts(cluster: SandboxCluster, names: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
     """The number of starts of each container of these pods."""
-    found: dict[str, Mapping[str, int]] = {}
-    for name in names:
-        pod = cluster.kubelet.pod(pod_facts(cluster, name).uid)
-        found[name] = dict(pod.starts) if pod is not None else {}
-    return found
+    pods = {name: cluster.kubelet.pod(pod_facts(cluster, name).uid) for name in names}
+    return {name: dict(pod.starts) if pod else {} for name, pod in pods.items()}
 
 
 def differences(
@@ -152,10 +135,7 @@ def differences(
 
 
 def promised(answer: ContainerAllocateResponse) -> Mapping[GpuUuid, tuple[int, int]]:
-    """The limits in an answer: GPU UUID → MiB and percent of its compute.
-
-    Raises ValueError: a limit is not a number.
-    """
+    """The limits in an answer: GPU UUID → MiB and percent of its compute. Raises ValueError."""
     envs = answer.envs
     percent = int(envs.get("CUDA_DEVICE_SM_LIMIT", "0"))
     uuids = envs.get("NVIDIA_VISIBLE_DEVICES", "").split(",")

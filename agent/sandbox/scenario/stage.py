@@ -15,8 +15,15 @@ from agent.ledger import ContainerKey
 from agent.model import Gpu, GpuUuid
 from agent.sandbox.kubelet.pods import KubeletEvent, PodSpec, SeenKind
 from agent.sandbox.lab.child import AgentChild
-from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
-from agent.sandbox.scenario.facts import Answers, answers, parsed, promised, state_on_disk
+from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster
+from agent.sandbox.scenario.facts import (
+    Answers,
+    PodFacts,
+    answers,
+    ledger_on_disk,
+    parsed,
+    promised,
+)
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load
 from agent.sandbox.store import Json
 
@@ -55,32 +62,20 @@ class Workload:
     def pod(self) -> Json:
         """The Pod object."""
         notes = {USE_UUID: self.gpu} if self.gpu else {}
+        metadata = {"name": self.name, "namespace": NAMESPACE, "annotations": notes}
         spec: Json = {"containers": [w.container() for w in self.wishes if not w.init]}
         if inits := [w.container() for w in self.wishes if w.init]:
             spec["initContainers"] = inits
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": self.name, "namespace": NAMESPACE, "annotations": notes},
-            "spec": spec,
-        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+_TRIO = (Wish("left", 1, 1024), Wish("plain"), Wish("right", 1, 2048, 20))
+_PREPARED = (Wish("load", 1, 1024, init=True), Wish("main", 1, 2048))
 PLACED: Final = (
-    Workload(
-        "one", "one GPU with a memory and a core limit", (Wish("main", 1, 4096, core_percent=30),)
-    ),
+    Workload("one", "one GPU with a memory and a core limit", (Wish("main", 1, 4096, 30),)),
     Workload("pair", "two GPUs in one container", (Wish("main", 2, 2048),)),
-    Workload(
-        "trio",
-        "three containers, one of them without a GPU",
-        (Wish("left", 1, 1024), Wish("plain"), Wish("right", 1, 2048, core_percent=20)),
-    ),
-    Workload(
-        "prepared",
-        "an init container with a GPU",
-        (Wish("load", 1, 1024, init=True), Wish("main", 1, 2048)),
-    ),
+    Workload("trio", "three containers, one of them without a GPU", _TRIO),
+    Workload("prepared", "an init container with a GPU", _PREPARED),
 )
 
 
@@ -99,16 +94,6 @@ BURST: Final = 4
 enough for one pod and the first reads of three more, which then wait for the lock."""
 
 
-def too_big(memory_mib: int) -> Workload:
-    """A pod that no GPU of `memory_mib` can take."""
-    return Workload("too-big", "more memory than a GPU has", (Wish("main", 1, 2 * memory_mib),))
-
-
-def pinned(uuid: str) -> Workload:
-    """A pod that requires one GPU."""
-    return Workload("pinned", "insists on one GPU", (Wish("main", 1, 1024),), gpu=uuid)
-
-
 def plain(name: str) -> Workload:
     """A pod with one small share of any GPU."""
     return Workload(name, "a small share", (Wish("main", 1, 512),))
@@ -117,8 +102,6 @@ def plain(name: str) -> Workload:
 # Every claim of the default scenario, with the results, the timeline and the measurements.
 
 NOT_REACHED: Final = "the scenario ended before"
-
-
 _EACH: Final = (
     ("running", "pod {} runs"),
     ("edits", "pod {} has what the scheduler wrote"),
@@ -194,9 +177,11 @@ class ScenarioRecord:
     measured: dict[str, float] = field(default_factory=dict)
     _found: dict[str, tuple[bool, str]] = field(default_factory=dict)
 
-    def note(self, text: str) -> None:
-        """Add an entry to the timeline that is not a claim."""
-        self._add(Moment(self.elapsed, text))
+    def note(self, text: str, detail: str = "", *, ok: bool | None = None, claim: str = "") -> None:
+        """Add an entry to the timeline."""
+        elapsed = asyncio.get_running_loop().time() - self.started
+        self.moments.append(Moment(elapsed, text, detail, ok, claim))
+        self.tell(self.moments[-1])
 
     def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
         """Set the result of one claim: true without problems. A false claim stays false.
@@ -204,11 +189,10 @@ class ScenarioRecord:
         Raises KeyError: the claim is not in `promised`.
         """
         sentence, found = self.promised[claim], list(problems)
-        before = self._found.get(claim, (True, ""))[0]
-        ok = before and not found
+        ok = self._found.get(claim, (True, ""))[0] and not found
         text = "; ".join(found) if found else measured
         self._found[claim] = (ok, text)
-        self._add(Moment(self.elapsed, sentence, text, ok, claim))
+        self.note(sentence, text, ok=ok, claim=claim)
 
     @property
     def claims(self) -> tuple[ScenarioClaim, ...]:
@@ -222,15 +206,6 @@ class ScenarioRecord:
     def ok(self) -> bool:
         """Whether every claim was checked and true."""
         return all(claim.ok for claim in self.claims)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return asyncio.get_running_loop().time() - self.started
-
-    def _add(self, moment: Moment) -> None:
-        self.moments.append(moment)
-        self.tell(moment)
 
 
 # The stage, with the checks of each answer as it arrives.
@@ -254,17 +229,14 @@ class DiskWatch:
         if event.kind != "allocated":
             return
         self.checks += 1
-        key = ContainerKey(PodUid(event.pod), event.container)
         try:
-            state = state_on_disk(self.cluster)
+            ledger = ledger_on_disk(self.cluster)
         except (OSError, StateCorrupt) as error:
             self.problems.append(f"{event.container} of {event.pod}: {error}")
             return
-        row = state.ledger.find(key)
+        row = ledger.find(ContainerKey(PodUid(event.pod), event.container))
         if row is None or sorted(row.slice_ids) != sorted(event.ids):
-            self.problems.append(
-                f"{event.container} of {event.pod} is not in generation {state.generation}"
-            )
+            self.problems.append(f"{event.container} of {event.pod} is not on disk")
 
 
 @dataclass(eq=False, slots=True)
@@ -285,9 +257,9 @@ class SumWatch:
         self.checks += 1
         kept, total = answers(self.cluster), defaultdict[GpuUuid, Load](Load)
         try:
-            for uid, pod in self.cluster.kubelet.node.pods.items():
+            for pod in self.cluster.kubelet.node.pods.values():
                 if pod.admission is not None and pod.admission.admitted:
-                    for uuid, use in pod_use(pod.spec, uid, kept).items():
+                    for uuid, use in pod_use(pod.spec, kept).items():
                         total[uuid] += use
         except ValueError as error:
             self.problems.append(f"an answer cannot be read: {error}")
@@ -301,12 +273,12 @@ class SumWatch:
                 self.problems.append(f"GPU {uuid or 'without a name'} was promised {told}")
 
 
-def pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Load]:
+def pod_use(spec: PodSpec, kept: Answers) -> Mapping[GpuUuid, Load]:
     """Per GPU: max(peak of init containers beside sidecars before them, sidecars and apps)."""
     lasting: defaultdict[GpuUuid, Load] = defaultdict(Load)
     peaks: defaultdict[GpuUuid, Load] = defaultdict(Load)
     for container in spec.containers:
-        answer = kept.get((uid, container.name))
+        answer = kept.get((spec.uid, container.name))
         limits = promised(parsed(answer)) if answer is not None else {}
         for uuid, (memory_mib, percent) in limits.items():
             both = lasting[uuid] + Load(1, memory_mib, percent)
@@ -350,30 +322,31 @@ class Stage:
         self.record.note(f"agent started, pid {child.pid}")
         return child
 
-    async def until(
-        self,
-        claim: str,
-        holds: Callable[[], bool],
-        found: Callable[[], str],
-        within: float = PATIENCE,
-    ) -> None:
-        """Wait for a condition of the claim. `found` describes the state if it does not come.
+    @property
+    def published(self) -> int:
+        """The number of slices on the Node."""
+        return int(self.cluster.node()["status"].get("allocatable", {}).get(RESOURCE, "0"))
 
-        The wait ends early if the agent has ended.
+    async def until(self, claim: str, holds: Callable[[], bool], within: float = PATIENCE) -> None:
+        """Wait for a condition of the claim.
 
-        Raises Unmet: the condition did not come; the claim is false.
+        Raises Unmet: it did not come, or the agent has ended; the claim is false.
         """
         agent = self.cluster.agent
         await self.cluster.until(lambda: holds() or agent.code is not None, within)
-        if holds():
-            return
-        why = (
-            f"the agent exited with {agent.code}"
-            if agent.code is not None
-            else f"not in {within:g} s"
-        )
-        self.record.settle(claim, "", [f"{why}: {found()}"])
-        raise Unmet(claim)
+        if not holds():
+            code = agent.code
+            why = f"not in {within:g} s" if code is None else f"the agent exited with {code}"
+            self.record.settle(claim, "", [f"{why}: {self._state()}"])
+            raise Unmet(claim)
+
+    def _state(self) -> str:
+        cluster = self.cluster
+        pods = [PodFacts(pod) for pod in cluster.store.select("pods")]
+        told = [f"pod {pod.name} is {pod.phase} {pod.reason}".rstrip() for pod in pods]
+        told.append(f"the Node's annotations are {dict(cluster.node_annotations())}")
+        slices = f"{cluster.allocatable()} at the kubelet, {self.published} on the Node"
+        return "; ".join((slices, *told))
 
     def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
         """Set the result of a claim; see ScenarioRecord.settle."""

@@ -53,6 +53,14 @@ class Wishes:
     fits_quota: Callable[[int, int], bool] | None = None
 
 
+def wishes_of(pod: Json, settings: SchedulerSettings, quotas: Quotas | None) -> Wishes:
+    """What the pod asks for. `quotas`: those that limit its namespace."""
+    steering = model.read_steering(pod["metadata"].get("annotations") or {}, settings)
+    namespace = pod["metadata"].get("namespace", "")
+    fits_quota = functools.partial(quotas.fits, namespace) if quotas else None
+    return Wishes(model.pod_requests(pod, settings), model.init_count(pod), steering, fits_quota)
+
+
 def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
     """Place all containers of a pod on one node.
 
@@ -103,7 +111,12 @@ def _fit_container(
     numa: int | None = None
     for gpu in reversed(gpus):
         uuid = gpu.capacity.uuid
-        refusal = _refuse_kind(gpu, node.cordoned, steering)
+        kind_refusals = (
+            ("CardNotHealth", not gpu.capacity.healthy),
+            ("CardCordoned", uuid in node.cordoned),
+            ("CardTypeMismatch", not steering.admits_type(gpu.capacity)),
+        )
+        refusal = next((reason for reason, applies in kind_refusals if applies), None)
         if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
             refusals.update((share.uuid, "NumaNotFit") for share in picked)
             numa, picked = gpu.capacity.numa, []
@@ -118,15 +131,6 @@ def _fit_container(
             return tuple(picked), {}
     refusals.update((share.uuid, "AllocatedCardsInsufficientRequest") for share in picked)
     return None, refusals
-
-
-def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> str | None:
-    """The reason against a GPU before the check of its NUMA node."""
-    if not gpu.capacity.healthy:
-        return "CardNotHealth"
-    if gpu.capacity.uuid in cordoned:
-        return "CardCordoned"
-    return None if steering.admits_type(gpu.capacity) else "CardTypeMismatch"
 
 
 def _refuse_share(gpu: GpuView, share: Share, wishes: Wishes, held: Reservation) -> str | None:
@@ -187,13 +191,9 @@ def filter_pod(
 
     `registered` holds the usage of all pods but this one.
     """
-    requests = model.pod_requests(pod, settings)
-    if not any(requests):
+    wishes = wishes_of(pod, settings, quotas)
+    if not any(wishes.requests):
         return Filtered(nodes=tuple(candidates))
-    steering = model.read_steering(pod["metadata"].get("annotations") or {}, settings)
-    namespace = pod["metadata"]["namespace"]
-    fits_quota = functools.partial(quotas.fits, namespace) if quotas else None
-    wishes = Wishes(requests, model.init_count(pod), steering, fits_quota)
     failed: dict[str, str] = {}
     fits: list[tuple[float, str, Groups]] = []
     for name in candidates:
@@ -206,7 +206,7 @@ def filter_pod(
     if not fits:
         return Filtered(failed=failed, notices=_failure_notices(failed))
     rng.shuffle(fits)
-    fits.sort(key=lambda fit: fit[0], reverse=steering.node_policy == "spread")
+    fits.sort(key=lambda fit: fit[0], reverse=wishes.steering.node_policy == "spread")
     _, best, groups = fits[-1]
     scores = ",".join(f"{name}:{score:.2f}" for score, name, _ in fits)
     text = f"find fit node({best}), {len(failed)} nodes not fit, {len(fits)} nodes fit({scores})"

@@ -4,10 +4,7 @@ Source: kube-scheduler 1.36 (pkg/scheduler/schedule_one.go, backend/queue), as i
 """
 
 import asyncio
-import contextlib
-import math
 import random
-from dataclasses import dataclass
 
 import structlog
 
@@ -20,16 +17,6 @@ from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.store import Json, ObjectStore, StatusError
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _PendingPod:
-    """A pod without a node; `due` is of the loop's clock, and infinite until something changes."""
-
-    pod: Json
-    due: float = 0.0
-    failures: int = 0
-    is_binding: bool = False
 
 
 class SchedulerModel:
@@ -54,30 +41,39 @@ class SchedulerModel:
         self._clock = clock
         self._rng = rng
         self._hami = HamiVerbs(cluster or verbs.StoreCluster(store), clock, rng, self.settings)
-        self._pending: dict[str, _PendingPod] = {}
-        """By UID, in order of arrival."""
-        self._wake = asyncio.Event()
+        self._filtering = asyncio.Lock()
+        self._pending: dict[str, Json] = {}
+        """By UID, the pods without a node, as last seen; each has a task of its own."""
+        self._refused: set[str] = set()
+        """Those of them that fit nowhere since the last change."""
+        self._changed = asyncio.Event()
+        """Set, and replaced, by the next change that may make a pod fit."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no pod is being placed or waits for its next try: what is left fits nowhere."""
-        return all(one.due == math.inf and not one.is_binding for one in self._pending.values())
+        return self._pending.keys() <= self._refused
 
     async def run(self) -> None:
         """Schedule for ever."""
         async with asyncio.TaskGroup() as group:
             for resource in ("nodes", "pods", "resourcequotas"):
-                group.create_task(self._follow(resource))
+                group.create_task(self._follow(resource, group))
             group.create_task(self._hami.run())
             group.create_task(self._ingest_in_intervals())
-            group.create_task(self._schedule(group))
 
-    async def _follow(self, resource: str) -> None:
+    async def _follow(self, resource: str, group: asyncio.TaskGroup) -> None:
         async for kind, obj, _ in self._store.subscribe(resource, None):
-            if resource == "pods":
-                makes_room = self._see_pod(kind, obj)
-            elif resource == "nodes":
+            if resource == "nodes":
                 makes_room = await self._hami.see_node(kind, obj)
+            elif resource == "pods":
+                makes_room, uid = self._hami.see_pod(kind, obj), obj["metadata"]["uid"]
+                if kind == "DELETED" or not self._has_to_place(obj):
+                    self._pending.pop(uid, None)
+                else:
+                    if uid not in self._pending:
+                        group.create_task(self._place(uid))
+                    self._pending[uid] = obj
             else:
                 self._hami.quotas.see(kind, obj)
                 makes_room = True
@@ -89,82 +85,55 @@ class SchedulerModel:
             await asyncio.sleep(verbs.REGISTER_INTERVAL)
             await self._hami.ingest(self._store.select("nodes"))
 
-    def _see_pod(self, kind: str, pod: Json) -> bool:
-        """Take in an event of a pod. Returns whether it makes room for others."""
-        uid = pod["metadata"]["uid"]
+    def _has_to_place(self, pod: Json) -> bool:
         is_ours = pod["spec"].get("schedulerName") == self.settings.scheduler_name
         is_over = pod["status"].get("phase") in TERMINAL or "deletionTimestamp" in pod["metadata"]
-        if kind == "DELETED" or not is_ours or is_over or pod["spec"].get("nodeName"):
-            self._pending.pop(uid, None)
-        elif uid in self._pending:
-            self._pending[uid].pod = pod
-        else:
-            self._pending[uid] = _PendingPod(pod)
-            self._wake.set()
-        return self._hami.see_pod(kind, pod)
+        return is_ours and not is_over and not pod["spec"].get("nodeName")
 
     def _stir(self) -> None:
-        """Make pods that fit nowhere due after a change. Pods that wait after a failure still wait.
+        """Let pods that fit nowhere be tried again."""
+        self._refused.clear()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-        Those that are being placed become due, too: the decision may be older than the change.
+    async def _place(self, uid: str) -> None:
+        """Try a pod until it has a node or is gone.
+
+        After a failure again in 1 s, 2 s, … 10 s; if it fits nowhere, after the next change.
         """
-        for waiting in self._pending.values():
-            if waiting.due == math.inf:
-                waiting.due = 0.0
-        self._wake.set()
-
-    async def _schedule(self, group: asyncio.TaskGroup) -> None:
-        while True:
-            self._wake.clear()
-            now = asyncio.get_running_loop().time()
-            for uid in list(self._pending):
-                waiting = self._pending.get(uid)
-                if waiting and not waiting.is_binding and waiting.due <= now:
-                    await self._attempt(group, waiting)
-            free = [one.due for one in self._pending.values() if not one.is_binding]
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(filter(math.isfinite, free), default=None)):
-                    await self._wake.wait()
-
-    async def _attempt(self, group: asyncio.TaskGroup, waiting: _PendingPod) -> None:
-        """Run one scheduling cycle of one pod. Its binding cycle is a task of its own."""
-        waiting.due = math.inf
-        nodes = self._store.select("nodes")
-        names = [node["metadata"]["name"] for node in nodes if not verbs.is_closed(node)]
-        try:
-            filtered = await self._hami.filter(waiting.pod, names)
-        except StatusError as failure:
-            self._fail(waiting, str(failure))
-            return
-        if filtered.nodes:
-            waiting.is_binding = True
-            group.create_task(self._bind(waiting, self._rng.choice(filtered.nodes)))
-        else:
-            self._reject(waiting.pod, "Unschedulable", _explain(filtered))
-
-    async def _bind(self, waiting: _PendingPod, node_name: str) -> None:
-        """Bind the pod: through HAMi if it requests GPUs, else as kube-scheduler."""
-        metadata = waiting.pod["metadata"]
-        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        try:
-            # After success the pod stays pending until the watch shows its node.
-            if any(lookup(container, COUNT) for container in all_containers(waiting.pod)):
-                await self._hami.bind(namespace, name, uid, node_name)
+        failures = 0
+        while pod := self._pending.get(uid):
+            changed = self._changed  # also by what comes during the decision
+            try:
+                filtered = await self._filter(pod)
+                if filtered.nodes:
+                    await self._bind(pod, self._rng.choice(filtered.nodes))
+                    return
+            except (BindError, StatusError) as failure:
+                self._reject(pod, "SchedulerError", str(failure))
+                self._stir()  # the resources that kube-scheduler assumed for the pod are free again
+                await asyncio.sleep(min(2.0**failures, 10.0))
+                failures += 1
             else:
-                self._store.bind(namespace, name, node_name, uid=uid)
-        except (BindError, StatusError) as failure:
-            waiting.is_binding = False
-            self._fail(waiting, str(failure))
-            self._stir()  # the resources that kube-scheduler assumed for the pod are free again
-        else:
-            log.info("scheduler.pod_bound", namespace=namespace, pod=name, node=node_name)
+                self._reject(pod, "Unschedulable", _explain(filtered))
+                self._refused.add(uid)
+                await changed.wait()
 
-    def _fail(self, waiting: _PendingPod, text: str) -> None:
-        """Write an Event that placing the pod failed, and retry: after 1 s, 2 s, … 10 s."""
-        waiting.due = asyncio.get_running_loop().time() + min(2.0**waiting.failures, 10.0)
-        waiting.failures += 1
-        self._wake.set()
-        self._reject(waiting.pod, "SchedulerError", text)
+    async def _filter(self, pod: Json) -> Filtered:
+        async with self._filtering:
+            nodes = self._store.select("nodes")
+            names = [node["metadata"]["name"] for node in nodes if not verbs.is_closed(node)]
+            return await self._hami.filter(pod, names)
+
+    async def _bind(self, pod: Json, node_name: str) -> None:
+        """Bind the pod: through HAMi if it requests GPUs, else as kube-scheduler."""
+        metadata = pod["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        if any(lookup(container, COUNT) for container in all_containers(pod)):
+            await self._hami.bind(namespace, name, uid, node_name)
+        else:
+            self._store.bind(namespace, name, node_name, uid=uid)
+        log.info("scheduler.pod_bound", namespace=namespace, pod=name, node=node_name)
 
     def _reject(self, pod: Json, reason: str, text: str) -> None:
         """Write on the pod why it stays pending, as kube-scheduler does."""

@@ -6,7 +6,6 @@ pkg/device/devices.go:CheckHealth, pkg/device/nvidia/device.go, pkg/device/quota
 
 import contextlib
 import datetime as dt
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +26,6 @@ _WORDS: Final = ("Reported", REQUESTING, "Deleted")
 answered, and the node's GPUs are dropped."""
 _STALE: Final = dt.timedelta(seconds=60)
 _STAMP: Final = "%Y-%m-%d %H:%M:%S"
-_HANDSHAKE: Final = re.compile(
-    r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
-    r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
-    r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
-)
 
 
 def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
@@ -45,12 +39,12 @@ def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
     if not word:
         words = ", ".join(_WORDS)
         raise MalformedText(f"handshake {cap(text)!r} begins with none of {words}")
-
+    # A plugin's time is Go's: date, time, offset, zone, and a monotonic clock.
+    date, time, offset, *_ = [*text.removeprefix(word)[1:].split(" "), "", "", ""]
+    offset = "" if offset.startswith("m=") else offset
     stamp = None
-    if match := _HANDSHAKE.fullmatch(text.removeprefix(word)):
-        date = match["date"].replace(".", "-")
-        with contextlib.suppress(ValueError):
-            stamp = dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
+    with contextlib.suppress(ValueError):
+        stamp = dt.datetime.fromisoformat(f"{date.replace('.', '-')}T{time}{offset}")
     return word, stamp
 
 

@@ -111,97 +111,6 @@ def event_about(pod: Json, notice: Notice, component: str, now: dt.datetime) -> 
     }
 
 
-class LockError(Exception):
-    """The lock cannot be taken; the text is the scheduler's."""
-
-
-class NodeLocks:
-    """Takes and releases the locks of nodes for pods.
-
-    Writes to the lock of one node are serialised; the first read of `take` is not.
-    """
-
-    def __init__(self, cluster: SchedulerCluster, clock: Clock) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    async def take(self, node: str, pod: Json) -> None:
-        """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
-
-        Raises:
-            LockError: another existing pod took it less than LOCK_TIMEOUT ago; the text is not a
-                lock; it could not be written.
-            StatusError: the API server refuses the read.
-        """
-        owner, first = _owner(pod), (await self._read(node))[0]
-
-        def lock(held: str | None) -> str:
-            # The time is taken before the wait in the queue.
-            if held is not None and not held.endswith(",{},{}".format(*owner)):
-                raise LockError(f"node {node} is locked{_CONTENTION}")
-            return held or encode_node_lock(self._clock.now(), *owner)
-
-        if first is not None:
-            try:
-                known = decode_node_lock(first)
-            except MalformedText as malformed:
-                raise LockError(f"malformed lock annotation: {malformed}") from malformed
-            if (self._clock.now() - known.stamp).total_seconds() <= LOCK_TIMEOUT:
-                if (known.namespace, known.name) == owner:
-                    return
-                if known.owner is None or await self._is_alive(*known.owner):
-                    raise LockError(f"node {node} has been locked within 5m0s{_CONTENTION}")
-            await self._change(node, lambda held: None if held == first else held)
-        await self._change(node, lock)
-
-    async def release(self, node: str, pod: Json) -> None:
-        """Remove the pod's lock, or one without an owner. If that fails, its timeout ends it."""
-        ending = ",{},{}".format(*_owner(pod))
-
-        def free(held: str | None) -> str | None:
-            return None if held is None or "," not in held or held.endswith(ending) else held
-
-        try:
-            await self._change(node, free)
-        except (LockError, StatusError) as failure:
-            log.warning("scheduler.lock_not_released", node=node, err=str(failure))
-
-    async def _change(self, node: str, change: Callable[[str | None], str | None]) -> None:
-        """Write the changed text of the lock. A refused write is tried five times in all."""
-        async with self._turns[node]:
-            held, _ = await self._read(node)
-            if change(held) == held:
-                return
-            for pause in _PAUSES:
-                try:
-                    await self._write(node, change)
-                except StatusError:
-                    await asyncio.sleep(pause)
-                else:
-                    return
-            await self._write(node, change)
-
-    async def _write(self, node: str, change: Callable[[str | None], str | None]) -> None:
-        held, version = await self._read(node)
-        if (text := change(held)) != held:
-            metadata = {"annotations": {annotations.MUTEX_LOCK: text}} | version
-            await self._cluster.request("patch", "nodes", "", node, body={"metadata": metadata})
-
-    async def _read(self, node: str) -> tuple[str | None, Json]:
-        """The text of the lock, and which version of the Node has it."""
-        metadata = (await self._cluster.request("get", "nodes", "", node))["metadata"]
-        text = (metadata.get("annotations") or {}).get(annotations.MUTEX_LOCK)
-        return text, {"resourceVersion": metadata["resourceVersion"]}
-
-    async def _is_alive(self, namespace: str, name: str) -> bool:
-        try:
-            await self._cluster.request("get", "pods", namespace, name)
-        except NotFoundError:
-            return False
-        return True
-
-
 def _owner(pod: Json) -> tuple[str, str]:
     return pod["metadata"]["namespace"], pod["metadata"]["name"]
 
@@ -251,7 +160,8 @@ class HamiVerbs:
         self._registry = Registry()
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
-        self._locks = NodeLocks(self, clock)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By node: writes to its lock are serialised; the first read of `_take_lock` is not."""
         self._pods: dict[tuple[str, str], Json] = {}
         self._signatures: dict[str, object] = {}
         """Pods and Nodes as last seen: the bind of HAMi 2.9 and later reads them from here."""
@@ -387,17 +297,87 @@ class HamiVerbs:
         where = ("pods", namespace, name)
         try:
             if needs_lock:
-                await self._locks.take(node_name, pod)
+                await self._take_lock(node_name, pod)
             patch = {"metadata": {"annotations": marks}}
             await self.request("patch", *where, body=patch)
             await self.request("bind", *where, body=binding)
-        except (LockError, StatusError) as failure:
+        except (BindError, StatusError) as failure:
             if needs_lock:
-                await self._locks.release(node_name, pod)
+                await self._release_lock(node_name, pod)
             self._tell(pod, WARNING, "BindingFailed", str(failure))
             raise BindError(str(failure)) from failure
         text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
         self._tell(pod, NORMAL, "BindingSucceed", text)
+
+    async def _take_lock(self, node: str, pod: Json) -> None:
+        """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
+
+        Raises:
+            BindError: another existing pod took it less than LOCK_TIMEOUT ago, or the text is not
+                a lock.
+            StatusError: the API server refuses a request.
+        """
+        owner, first = _owner(pod), (await self._read_lock(node))[0]
+
+        def lock(held: str | None) -> str:
+            # The time is taken before the wait in the queue.
+            if held is not None and not held.endswith(",{},{}".format(*owner)):
+                raise BindError(f"node {node} is locked{_CONTENTION}")
+            return held or encode_node_lock(self._clock.now(), *owner)
+
+        if first is not None:
+            try:
+                known = decode_node_lock(first)
+            except MalformedText as malformed:
+                raise BindError(f"malformed lock annotation: {malformed}") from malformed
+            if (self._clock.now() - known.stamp).total_seconds() <= LOCK_TIMEOUT:
+                if (known.namespace, known.name) == owner:
+                    return
+                if known.owner is None or await self._is_alive(*known.owner):
+                    raise BindError(f"node {node} has been locked within 5m0s{_CONTENTION}")
+            await self._change_lock(node, lambda held: None if held == first else held)
+        await self._change_lock(node, lock)
+
+    async def _is_alive(self, namespace: str, name: str) -> bool:
+        try:
+            await self.request("get", "pods", namespace, name)
+        except NotFoundError:
+            return False
+        return True
+
+    async def _release_lock(self, node: str, pod: Json) -> None:
+        """Remove the pod's lock, or one without an owner. If that fails, its timeout ends it."""
+        ending = ",{},{}".format(*_owner(pod))
+
+        def free(held: str | None) -> str | None:
+            return None if held is None or "," not in held or held.endswith(ending) else held
+
+        try:
+            await self._change_lock(node, free)
+        except StatusError as failure:
+            log.warning("scheduler.lock_not_released", node=node, err=str(failure))
+
+    async def _change_lock(self, node: str, change: Callable[[str | None], str | None]) -> None:
+        """Write the changed text of the lock. A refused write is tried five times in all."""
+        async with self._turns[node]:
+            held, _ = await self._read_lock(node)
+            for pause in (*_PAUSES, None) if change(held) != held else ():
+                held, version = await self._read_lock(node)
+                metadata = {"annotations": {annotations.MUTEX_LOCK: change(held)}} | version
+                try:
+                    await self.request("patch", "nodes", "", node, body={"metadata": metadata})
+                except StatusError:
+                    if pause is None:
+                        raise
+                    await asyncio.sleep(pause)
+                else:
+                    return
+
+    async def _read_lock(self, node: str) -> tuple[str | None, Json]:
+        """The text of the lock, and which version of the Node has it."""
+        metadata = (await self.request("get", "nodes", "", node))["metadata"]
+        text = (metadata.get("annotations") or {}).get(annotations.MUTEX_LOCK)
+        return text, {"resourceVersion": metadata["resourceVersion"]}
 
     def _tell(self, pod: Json, kind: str, reason: str, text: str) -> None:
         notice, name = Notice(kind, reason, text), self.settings.scheduler_name

@@ -4,6 +4,7 @@ Source: HAMi v2.10 pkg/scheduler/webhook.go:Handle, pkg/device/nvidia/device.go:
 charts/hami/templates/scheduler/webhook.yaml.
 """
 
+import functools
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Final
@@ -55,22 +56,16 @@ def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = N
         return pod
     pod = deepcopy(pod)
     wants = [_mutate_container(container) for container in model.all_containers(pod)]
-    if any(wants):
-        _take_over(pod, settings)
-    if quotas is not None and not _fits_quota(pod, settings, quotas):
-        raise DeniedError("exceeding resource quota")
-    return pod
-
-
-def _take_over(pod: Json, settings: SchedulerSettings) -> None:
-    """Assign a pod that requests GPUs to HAMi's scheduler. Raises DeniedError."""
-    for container in model.all_containers(pod):
+    for container in model.all_containers(pod) if any(wants) else ():
         if (container.get("securityContext") or {}).get("privileged"):
             raise DeniedError(f"container {container['name']} is privileged")
-    if settings.scheduler_name:
+    if any(wants) and settings.scheduler_name:
         pod["spec"]["schedulerName"] = settings.scheduler_name
         if pod["spec"].get("nodeName"):
             raise DeniedError("pod has node assigned")
+    if quotas is not None and not _fits_quota(pod, settings, quotas):
+        raise DeniedError("exceeding resource quota")
+    return pod
 
 
 def _mutate_container(container: Json) -> bool:
@@ -81,17 +76,16 @@ def _mutate_container(container: Json) -> bool:
     percent = _read_percentage(container)
     resources = container.get("resources") or {}
     limits = dict(resources.get("limits") or {})
+    has = functools.partial(model.lookup, container)
     if model.PRIORITY in limits:
         value = str(decode_quantity(str(limits[model.PRIORITY])) or 0)
         env = [*(container.get("env") or ()), {"name": "CUDA_TASK_PRIORITY", "value": value}]
         container["env"] = env
-    shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, model.MEMORY_PERCENT))
-    if COUNT not in limits and shares_a_gpu:
-        limits[COUNT] = "1"
+    if not limits.keys().isdisjoint((CORES, MEMORY, model.MEMORY_PERCENT)):
+        limits.setdefault(COUNT, "1")
     asks = COUNT in limits
-    is_whole = percent == 100 or (percent is None and model.lookup(container, MEMORY) is None)
-    has_count = asks or model.lookup(container, COUNT) is not None
-    if has_count and is_whole and model.lookup(container, CORES) is None:
+    is_whole = percent == 100 or (percent is None and has(MEMORY) is None)
+    if (asks or has(COUNT) is not None) and is_whole and has(CORES) is None:
         limits[CORES] = "100"
         asks = True
     if asks:
@@ -101,17 +95,16 @@ def _mutate_container(container: Json) -> bool:
 
 def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:
     """Whether the quota has room for max(sum of app containers, largest init container)."""
-    requests = model.pod_requests(pod, settings)
-    asked = [
-        Load(0, one.memory_mib * one.count, one.core_percent * one.count) if one else Load()
-        for one in requests
+    loads = [
+        Load(one.count, one.memory_mib * one.count, one.core_percent * one.count) if one else Load()
+        for one in model.pod_requests(pod, settings)
     ]
     inits = model.init_count(pod)
-    peak = model.peak_of(asked[:inits], asked[inits:])
-    if peak == Load():
-        return True
-    namespace = pod["metadata"].get("namespace", "")
-    return quotas.fits(namespace, peak.memory_mib, peak.core_percent)
+    peak, namespace = (
+        model.peak_of(loads[:inits], loads[inits:]),
+        pod["metadata"].get("namespace", ""),
+    )
+    return not peak.slots or quotas.fits(namespace, peak.memory_mib, peak.core_percent)
 
 
 def _read_percentage(container: Json) -> int | None:

@@ -27,8 +27,12 @@ async def open_node() -> AsyncIterator[SandboxCluster]:
             cluster.submit(workload.pod())
             running = partial(is_running, cluster, workload.name)
             assert await cluster.until(running, PATIENCE), workload.name
-        _cordon(cluster, 2)
-        _bind(cluster, STRAY)
+        uuid = cluster.hardware.states[2].gpu.uuid
+        cluster.store.update("nodes", "", NODE, partial(_cordoned, uuid=uuid))
+        # Its author binds it to the node himself: the agent refuses it.
+        stray = plain(STRAY).pod()
+        stray["spec"]["nodeName"] = NODE
+        cluster.store.create("pods", stray)
         assert await shows(cluster, f"/{STRAY} ")
         assert await shows(cluster, "cordoned")
         yield cluster
@@ -45,18 +49,6 @@ async def shows(cluster: SandboxCluster, text: str) -> bool:
     return True
 
 
-def _cordon(cluster: SandboxCluster, index: int) -> None:
-    uuid = cluster.hardware.states[index].gpu.uuid
-
-    def change(node: Json) -> Json:
-        node["metadata"].setdefault("annotations", {})[CORDON] = uuid
-        return node
-
-    cluster.store.update("nodes", "", NODE, change)
-
-
-def _bind(cluster: SandboxCluster, name: str) -> None:
-    """A pod that its author binds to the node himself: the agent refuses it."""
-    pod = plain(name).pod()
-    pod["spec"]["nodeName"] = NODE
-    cluster.store.create("pods", pod)
+def _cordoned(node: Json, uuid: str) -> Json:
+    node["metadata"].setdefault("annotations", {})[CORDON] = uuid
+    return node

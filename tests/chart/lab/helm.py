@@ -37,13 +37,13 @@ class Helm:
 
     def refusal(self, values: Values) -> str:
         """Why nothing is rendered."""
-        done = self._template(values, NEWEST)
+        done = self._template(values, NEWEST, CHART)
         assert done.returncode, "these values are taken"
         return done.stderr
 
-    def text(self, values: Values, kubernetes: str = NEWEST, *, hooks: bool = True) -> str:
+    def text(self, values: Values, kubernetes: str = NEWEST) -> str:
         """Everything as one file, as `kubectl apply` takes it."""
-        return self._rendered(json.dumps(values), kubernetes, *(() if hooks else ("--no-hooks",)))
+        return self._rendered(json.dumps(values), kubernetes, CHART)
 
     def everything(self, values: Values, kubernetes: str) -> Sequence[Object]:
         """The objects, and of kind Notes what an operator reads after the installation.
@@ -55,7 +55,7 @@ class Helm:
             shutil.copytree(CHART, chart)
             (chart / "templates" / "NOTES.txt").replace(chart / "notes")
             (chart / "templates" / "notes.yaml").write_text(_NOTES)
-        return parsed(self._with_notes(json.dumps(values), kubernetes))
+        return parsed(self._rendered(json.dumps(values), kubernetes, chart))
 
     def notes(self, values: Values, kubernetes: str) -> str:
         """What an operator reads after the installation."""
@@ -81,21 +81,14 @@ class Helm:
         return parsed(self.text(values, kubernetes))
 
     @functools.cache  # noqa: B019 -- one for the whole run
-    def _rendered(self, values: str, kubernetes: str, *more: str) -> str:
-        done = self._template(json.loads(values), kubernetes, *more)
+    def _rendered(self, values: str, kubernetes: str, chart: Path) -> str:
+        done = self._template(json.loads(values), kubernetes, chart)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    @functools.cache  # noqa: B019 -- one for the whole run
-    def _with_notes(self, values: str, kubernetes: str) -> str:
-        given = (*self._given(json.loads(values)), f"--kube-version={kubernetes}")
-        done = self._run("template", "agent", str(self.room / "chart"), *given)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def _template(self, values: Values, kubernetes: str, *more: str) -> Ended:
+    def _template(self, values: Values, kubernetes: str, chart: Path) -> Ended:
         version = f"--kube-version={kubernetes}"
-        return self._run("template", "agent", str(CHART), *self._given(values), version, *more)
+        return self._run("template", "agent", str(chart), *self._given(values), version)
 
     def _given(self, values: Values) -> Sequence[str]:
         file = self.room / "values.yaml"
@@ -135,11 +128,6 @@ def container(pod: Object, name: str = "agent") -> Object:
     present = {one["name"]: one for one in (*pod.get("initContainers", ()), *pod["containers"])}
     found: Object = present[name]
     return found
-
-
-def environment(one: Object) -> Mapping[str, str]:
-    """The variables with a value of their own."""
-    return {variable["name"]: variable.get("value", "") for variable in one["env"]}
 
 
 def host_paths(pod: Object) -> Mapping[str, str]:

@@ -1,20 +1,16 @@
 """The agent under test: the command as an operator runs it, in a node's space."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 import agent
 from agent.sandbox.hardware_talk import HardwareRequest, ask
-from agent.sandbox.lab.cluster import place_library
-from tests.peers.lab.control import NODE
-from tests.peers.lab.part import NodeSpace, Part, until
+from tests.peers.lab.part import Part, until
 
 _DEADLINE: Final = aiohttp.ClientTimeout(total=5.0)
 RESOURCE: Final = "nvidia.com/gpu"
@@ -38,7 +34,9 @@ class Agent:
 
     def events_since_start(self, name: str) -> list[Mapping[str, Any]]:
         """The log lines of one event, in order, since the agent was started last."""
-        return [line for line in _lines(self.part.said_since_start()) if line.get("event") == name]
+        return [
+            line for line in _lines(self.part.said(since_start=True)) if line.get("event") == name
+        ]
 
     def answers(self) -> Counter[tuple[str, str]]:
         """How often each container was answered, by pod and container."""
@@ -57,17 +55,10 @@ class Agent:
             return answer.status, await answer.text()
 
     async def is_ready(self) -> bool:
-        """Whether its readiness probe passes."""
         try:
             return (await self.page("/readyz"))[0] == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
-
-    async def readings(self) -> dict[str, float]:
-        """The metrics without labels."""
-        families = text_string_to_metric_families((await self.page("/metrics"))[1])
-        samples = [sample for family in families for sample in family.samples]
-        return {sample.name: sample.value for sample in samples if not sample.labels}
 
 
 def _lines(said: str) -> Iterator[Mapping[str, Any]]:
@@ -75,25 +66,3 @@ def _lines(said: str) -> Iterator[Mapping[str, Any]]:
     for text in said.splitlines():
         if text.startswith("{") and text.endswith("}"):
             yield json.loads(text)
-
-
-def agent_command(kubeconfig: Path, gpus: str, flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The command line of an agent."""
-    return (
-        *(sys.executable, "-m", "agent", "run", "--node-name", NODE, "--simulate", gpus),
-        *("--kubeconfig", str(kubeconfig), "--web-port", "0", "--log-format", "json", *flags),
-    )
-
-
-def make_agent(name: str, command: tuple[str, ...], logs: Path, space: NodeSpace) -> Agent:
-    """An agent that was not started yet."""
-    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
-    part = Part(name, command, logs, space=space, environment=environment)
-    return Agent(part, space.view / "run" / "hami-agent")
-
-
-def lay_out_library(root: Path) -> None:
-    """What HAMi's installer leaves on a node, below a directory that stands for /usr/local."""
-    directory = root / "vgpu"
-    directory.mkdir(parents=True)
-    place_library(directory, Path("/usr/local"))

@@ -7,7 +7,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
@@ -43,7 +43,6 @@ class Answer:
 
     @property
     def refusal(self) -> Refusal:
-        """Code and reason of a Status."""
         return self.code, self.body.get("reason", "") if isinstance(self.body, dict) else ""
 
     @property
@@ -64,7 +63,6 @@ class Api:
         )
 
     async def close(self) -> None:
-        """End all connections."""
         await self._session.close()
 
     async def ask(
@@ -115,11 +113,9 @@ class Api:
         return (await self.told(method, path, body, **more))[:2]
 
     async def get(self, path: str, **query: str) -> Object:
-        """Read. Raises RefusedError, as all that follow."""
         return await self.have("GET", path, query=query)
 
     async def create(self, path: str, body: object) -> Object:
-        """Create in a collection, or post to a subresource."""
         return await self.have("POST", path, body)
 
     async def patch(self, path: str, body: object, kind: str = MERGE) -> Object:
@@ -127,7 +123,6 @@ class Api:
         return await self.have("PATCH", path, body, kind=kind)
 
     async def delete(self, path: str, grace: int | None = None) -> Object:
-        """Delete; `grace` in seconds."""
         body = None if grace is None else {"gracePeriodSeconds": grace}
         return await self.have("DELETE", path, body)
 
@@ -144,14 +139,6 @@ class Api:
             if answer.status >= _REFUSED:
                 raise RefusedError(Answer(answer.status, answer.headers, await answer.json()))
             yield WatchEvents(answer)
-
-    async def is_ready(self) -> bool:
-        """Whether the server says that it is."""
-        try:
-            async with asyncio.timeout(2.0), self._session.get("/readyz") as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, OSError):
-            return False
 
 
 class WatchEvents:
@@ -172,7 +159,6 @@ class WatchEvents:
         return event
 
     async def take(self, count: int) -> list[Object]:
-        """The next events. Raises TimeoutError, StopAsyncIteration: there are no more."""
         async with asyncio.timeout(_DEADLINE):
             return [await anext(self) for _ in range(count)]
 
@@ -182,50 +168,22 @@ class WatchEvents:
             return [event async for event in self]
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """One event of a watch; `at` in seconds of the loop's clock."""
-
-    at: float
-    type: str
-    object: Object
-
-
 @dataclass(eq=False, slots=True)
 class Watched:
-    """What one watch has told: the objects as they are, and everything that was seen of them."""
+    """The objects as one watch has told them, named `namespace/name`, or by name alone."""
 
     objects: dict[str, Object] = field(default_factory=dict)
-    history: dict[str, list[Sighting]] = field(default_factory=dict)
     pulse: Pulse = field(default_factory=Pulse)
 
-    def take(self, sighting: Sighting) -> None:
-        """One more event. Objects are named `namespace/name`, or by name alone."""
-        key = key_of(sighting.object)
-        self.history.setdefault(key, []).append(sighting)
-        if sighting.type == "DELETED":
-            self.objects.pop(key, None)
+    def take(self, what: str, item: Object) -> None:
+        """One more event: its type and its object."""
+        if what == "DELETED":
+            self.objects.pop(key_of(item), None)
         else:
-            self.objects[key] = sighting.object
+            self.objects[key_of(item)] = item
         self.pulse.beat()
 
-    def when(
-        self, key: str, holds: Callable[[Object], bool], *, since: float = 0.0
-    ) -> float | None:
-        """When an event first showed an object in a state, not before `since`; None: not yet.
-
-        Both are seconds of the loop's clock. An object whose name was used before, or that comes
-        into a state twice, needs `since`.
-        """
-        seen = (one for one in self.history.get(key, ()) if one.at >= since)
-        return next((one.at for one in seen if holds(one.object)), None)
-
-    def forget(self) -> None:
-        """Forget everything that was seen; the objects stay as they are."""
-        self.history.clear()
-
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
-        """Return once `holds()` is true; it is looked at after each event."""
         try:
             async with asyncio.timeout(within):
                 await self.pulse.until(lambda: bool(holds()))
@@ -240,10 +198,18 @@ def key_of(item: Object) -> str:
     return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])
 
 
+def notes_of(item: Object) -> Mapping[str, str]:
+    """The annotations of an object."""
+    noted: Mapping[str, str] = item["metadata"].get("annotations") or {}
+    return noted
+
+
+W = TypeVar("W", bound=Watched)
+
+
 @contextlib.asynccontextmanager
-async def watching(api: Api, path: str, seen: Watched | None = None) -> AsyncIterator[Watched]:
+async def watching(api: Api, path: str, watched: W) -> AsyncIterator[W]:
     """List and watch until the block ends; opened again after the server was away."""
-    watched = seen or Watched()
     async with asyncio.TaskGroup() as group:
         follower = group.create_task(_follow(api, path, watched))
         try:
@@ -253,21 +219,20 @@ async def watching(api: Api, path: str, seen: Watched | None = None) -> AsyncIte
 
 
 async def _follow(api: Api, path: str, watched: Watched) -> None:
-    loop = asyncio.get_running_loop()
     while True:
         try:
             listed = await api.get(path)
             present = {key_of(item): item for item in listed["items"]}
             for key in watched.objects.keys() - present.keys():
-                watched.take(Sighting(loop.time(), "DELETED", watched.objects[key]))
+                watched.take("DELETED", watched.objects[key])
             for key, item in present.items():
                 if watched.objects.get(key) != item:
-                    watched.take(Sighting(loop.time(), "ADDED", item))
+                    watched.take("ADDED", item)
             version = listed["metadata"]["resourceVersion"]
             async with api.watch(path, resourceVersion=version) as events:
                 async for event in events:
                     if event["type"] == "ERROR":
                         break
-                    watched.take(Sighting(loop.time(), event["type"], event["object"]))
+                    watched.take(event["type"], event["object"])
         except (aiohttp.ClientError, OSError, RefusedError):
             await asyncio.sleep(0.1)

@@ -15,18 +15,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tests.peers.lab.agents import lay_out_library
-from tests.peers.lab.api import Api, Watched, watching
-from tests.peers.lab.control import (
-    CONTROLLERS,
-    EXTENDER,
-    NODE,
-    NODE_USER,
-    SCHEDULER,
-    ControlPlane,
-    free_ports,
-    open_control_plane,
-)
+from agent.sandbox.lab.cluster import place_library
+from tests.peers.lab.api import Watched, watching
+from tests.peers.lab.control import NODE, free_ports, open_control_plane
 from tests.peers.lab.grants import WithGrants
 from tests.peers.lab.node import Kubelet, Runtime
 from tests.peers.lab.part import NodeSpace, hierarchies, is_removed
@@ -108,12 +99,13 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         space = NodeSpace(root)
         stack.push_async_callback(space.close)
         await space.open()
-        lay_out_library(space.view / "usr" / "local")
+        hook = space.view / "usr" / "local" / "vgpu"
+        hook.mkdir(parents=True)
+        place_library(hook, Path("/usr/local"))
         runtime = Runtime(root, space)
         stack.push_async_callback(runtime.part.kill)
-        async with asyncio.TaskGroup() as group:
-            plane = await _control_plane(stack, root, programs.folder, space, group, runtime)
-        kubelet_part = Kubelet(root, programs.folder, space, plane.certificates.ca)
+        plane = await stack.enter_async_context(open_control_plane(root, programs.folder, space))
+        kubelet_part = Kubelet(root, programs.folder, space, plane)
         stack.push_async_callback(kubelet_part.part.kill)
         kubelet_part.configure(runtime.socket)
         ports = free_ports(3)
@@ -121,11 +113,11 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         placing = placing_parts(plane, programs, space, ports)
         for part in placing:
             stack.push_async_callback(part.kill)
-        pods = await stack.enter_async_context(watching(plane.admin, "/api/v1/pods"))
-        nodes = await stack.enter_async_context(watching(plane.admin, "/api/v1/nodes"))
-        reading = Reading(programs.release, nodes, placing[1])
-        parts = (plane, runtime, kubelet_part, placing, pods, nodes)
-        cluster = Cluster(root, space, *parts, programs.release, reading)
+        seen = Watched(), Reading(programs.release, placing[1])
+        for kind, watched in zip(("pods", "nodes"), seen, strict=True):
+            await stack.enter_async_context(watching(plane.admin, f"/api/v1/{kind}", watched))
+        parts = (plane, runtime, kubelet_part, placing, *seen)
+        cluster = Cluster(root, space, *parts, programs.release)
         try:
             await _start(cluster, ports)
         except BaseException:
@@ -135,43 +127,21 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-async def _control_plane(
-    stack: contextlib.AsyncExitStack,
-    root: Path,
-    binaries: Path,
-    space: NodeSpace,
-    group: asyncio.TaskGroup,
-    runtime: Runtime,
-) -> ControlPlane:
-    async def run_time() -> None:
-        await runtime.start()
-        await runtime.import_images()
-
-    group.create_task(run_time())
-    plane = await stack.enter_async_context(open_control_plane(root, binaries, space))
-    for user in (NODE_USER, SCHEDULER, CONTROLLERS, EXTENDER):
-        plane.kubeconfig(user)
-    return plane
-
-
 async def _start(cluster: Cluster, ports: list[int]) -> None:
+    await cluster.runtime.start()
+    await cluster.runtime.import_images()
     for part in cluster.placing:
         await part.start()
     await cluster.kubelet.start()
     await cluster.nodes.until(lambda: is_ready(cluster.nodes), 40.0, "the Node is not ready")
     await register_webhook(cluster.plane, ports[0])
-    await _until_account(cluster.api)
-
-
-async def _until_account(api: Api) -> None:
-    """Pods are refused until the controllers have made the default ServiceAccount."""
+    # Pods are refused until the controllers have made the default ServiceAccount.
     path = "/api/v1/namespaces/default/serviceaccounts"
-    async with watching(api, path) as accounts:
+    async with watching(cluster.api, path, Watched()) as accounts:
         await accounts.until(lambda: "default/default" in accounts.objects, 30.0, "no account")
 
 
 def is_ready(nodes: Watched) -> bool:
-    """Whether the Node says that it takes pods."""
     node = nodes.objects.get(NODE, {"status": {}})
     conditions = node["status"].get("conditions") or []
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

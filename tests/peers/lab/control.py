@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import msgspec
 import trustme
 
@@ -21,6 +22,7 @@ from tests.peers.lab.api import Api, RefusedError
 from tests.peers.lab.part import NodeSpace, Part, until_answer
 
 NODE: Final = "node-a"
+NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
 ADMIN: Final = "admin"
 NODE_USER: Final = f"system:node:{NODE}"
 SCHEDULER: Final = "system:kube-scheduler"
@@ -47,35 +49,19 @@ def write_tokens(path: Path) -> dict[str, str]:
     return tokens
 
 
-def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Path:
-    """A kubeconfig for one token at one server, readable by its owner; JSON is YAML too."""
-    name = "peers"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {"name": name, "cluster": {"server": server, "certificate-authority": str(authority)}}
-        ],
-        "users": [{"name": name, "user": {"token": token}}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-        "current-context": name,
-    }
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(document, indent=2))
-    return path
-
-
 # The lab's own certificate authority: what the API server shows, and signs tokens with.
 
 
 class Certificates:
-    """PEM files of a new authority that only their owner may read, in a folder that is made.
+    """PEM files of a new authority, in a folder that is made; only their owner may go there.
 
     `more` are names and addresses by which the server is called besides localhost and 127.0.0.1.
     """
 
     def __init__(self, folder: Path, *more: str) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        files = [folder / one for one in ("ca.crt", "server.crt", "server.key", "accounts.key")]
+        self.ca, self.cert, self.key, self.service_account_key = files
         authority = trustme.CA(organization_name="hami-agent lab")
         # The API server also goes to kubelets with it, for exec; a group is an organization there.
         serving = authority.issue_cert(
@@ -83,19 +69,13 @@ class Certificates:
             common_name="kube-apiserver",
             organization_name="system:masters",
         )
-        chain = b"".join(one.bytes() for one in serving.cert_chain_pems)
+        authority.cert_pem.write_to_path(self.ca)
+        for one in serving.cert_chain_pems:
+            one.write_to_path(self.cert, append=True)
+        serving.private_key_pem.write_to_path(self.key)
         # Any key will do to sign tokens of service accounts; its certificate is thrown away.
-        signing = authority.issue_cert("service-accounts").private_key_pem.bytes()
-        self.ca: Final = _written(folder / "ca.crt", authority.cert_pem.bytes())
-        self.cert: Final = _written(folder / "server.crt", chain)
-        self.key: Final = _written(folder / "server.key", serving.private_key_pem.bytes())
-        self.service_account_key: Final = _written(folder / "service-accounts.key", signing)
-
-
-def _written(path: Path, content: bytes) -> Path:
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_bytes(content)
-    return path
+        signing = authority.issue_cert("service-accounts")
+        signing.private_key_pem.write_to_path(self.service_account_key)
 
 
 # Free ports of the loopback interface, which stay free while a server is away.
@@ -151,7 +131,6 @@ POLICY: Final = {
         {"level": "Metadata"},
     ],
 }
-READS: Final = frozenset({"get", "list", "watch"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +142,7 @@ class Asked:
     """Its User-Agent: the agent can have the same user as the kubelet."""
     verb: str
     resource: str
-    namespace: str
-    name: str
     code: int
-
-    @property
-    def is_write(self) -> bool:
-        """Whether it changes something."""
-        return self.verb not in READS
 
 
 class AuditLog:
@@ -180,7 +152,6 @@ class AuditLog:
         self._path = path
 
     def mark(self) -> int:
-        """Where the log ends now."""
         return self._path.stat().st_size if self._path.exists() else 0
 
     def since(self, mark: int, user: str, client: str = "hami-agent/") -> list[Asked]:
@@ -229,8 +200,6 @@ def _asked(event: dict[str, Any]) -> Asked:
         client=event.get("userAgent", ""),
         verb=event["verb"],
         resource=f"{resource}/{part}" if part else resource,
-        namespace=about.get("namespace", ""),
-        name=about.get("name", ""),
         code=(event.get("responseStatus") or {}).get("code", 0),
     )
 
@@ -263,7 +232,6 @@ class ControlPlane:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """In the order of their start."""
         return (self.etcd, self.apiserver)
 
     def kubeconfig(self, user: str) -> Path:
@@ -271,37 +239,42 @@ class ControlPlane:
         return self.kubeconfig_for(user.replace(":", "-"), self.tokens[user])
 
     def kubeconfig_for(self, name: str, token: str) -> Path:
+        """A kubeconfig for one token, below `root`; JSON is YAML too."""
+        authority = str(self.certificates.ca)
+        cluster = {"server": self.server, "certificate-authority": authority}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "peers", "cluster": cluster}],
+            "users": [{"name": "peers", "user": {"token": token}}],
+            "contexts": [{"name": "peers", "context": {"cluster": "peers", "user": "peers"}}],
+            "current-context": "peers",
+        }
         path = self.root / f"{name}.kubeconfig"
-        return write_kubeconfig(path, self.server, self.certificates.ca, token)
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(document, indent=2))
+        return path
 
     def client(self, token: str) -> Api:
         """A client with a token. The caller closes it."""
         return Api(self.server, token, ssl.create_default_context(cafile=self.certificates.ca))
 
     async def until_ready(self) -> None:
-        """Return once the API server serves."""
         await until_answer(self._is_ready, READY, self._last_words)
 
     async def _is_ready(self) -> bool:
-        with contextlib.suppress(RefusedError):
-            return await self.admin.is_ready() and bool(await self.admin.get(_DEFAULT))
+        with contextlib.suppress(aiohttp.ClientError, OSError, RefusedError):
+            return bool(await self.admin.get("/readyz") and await self.admin.get(_DEFAULT))
         return False
 
     def _last_words(self) -> str:
         return "kube-apiserver is not ready\n" + "\n".join(part.tail() for part in self.parts)
-
-    async def stop(self) -> None:
-        """End both, the server first."""
-        await self.admin.close()
-        await self.apiserver.stop()
-        await self.etcd.stop()
 
 
 @contextlib.asynccontextmanager
 async def open_control_plane(
     root: Path, binaries: Path, space: NodeSpace | None = None
 ) -> AsyncIterator[ControlPlane]:
-    """Both started, and ready; stopped at the end."""
     client_port, peer_port, port = free_ports(3)
     logs = root / "logs"
     logs.mkdir(exist_ok=True)
@@ -354,7 +327,9 @@ async def open_control_plane(
         await plane.until_ready()
         yield plane
     finally:
-        await plane.stop()
+        await plane.admin.close()
+        await plane.apiserver.stop()
+        await plane.etcd.stop()
 
 
 def _services(port: int) -> tuple[str, str]:

@@ -6,6 +6,7 @@ cluster and writes there what HAMi's scheduler writes. Filter, bind and admissio
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
 import ssl
@@ -23,7 +24,7 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, StatusError
-from tests.peers.lab.api import Api, Sighting, Watched, watching
+from tests.peers.lab.api import Api, Watched, watching
 
 LONGEST_REVIEW: Final = 7 * 1024 * 1024
 """The most bytes of an AdmissionReview, as in controller-runtime."""
@@ -67,16 +68,15 @@ class KubeCluster:
 class Followed(Watched):
     """What a watch shows, one after the other."""
 
-    def __init__(self, news: "asyncio.Queue[tuple[str, Sighting]]", resource: str) -> None:
+    def __init__(self, news: "asyncio.Queue[tuple[str, str, Json]]", resource: str) -> None:
         super().__init__()
         self._news = news
         self._resource = resource
 
     @override
-    def take(self, sighting: Sighting) -> None:
-        super().take(sighting)
-        self.forget()
-        self._news.put_nowait((self._resource, sighting))
+    def take(self, what: str, item: Json) -> None:
+        super().take(what, item)
+        self._news.put_nowait((self._resource, what, item))
 
 
 class Extender:
@@ -87,34 +87,31 @@ class Extender:
         self._hami = HamiVerbs(
             KubeCluster(api), SystemClock(), random.SystemRandom(), SchedulerSettings()
         )
-        self._news = asyncio.Queue[tuple[str, Sighting]]()
+        self._news = asyncio.Queue[tuple[str, str, Json]]()
         self._seen = {resource: Followed(self._news, resource) for resource in KINDS}
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             group.create_task(self._hami.run())
             for resource, seen in self._seen.items():
-                await self._api.get(f"/api/v1/{resource}")  # it is there
-                group.create_task(self._follow(resource, seen))
+                path = f"/api/v1/{resource}"
+                await self._api.get(path)  # it is there
+                await stack.enter_async_context(watching(self._api, path, seen))
             group.create_task(self._see_all())
             while True:
                 await asyncio.sleep(REGISTER_INTERVAL)
                 await self._hami.ingest(tuple(self._seen["nodes"].objects.values()))
 
-    async def _follow(self, resource: str, seen: Watched) -> None:
-        async with watching(self._api, f"/api/v1/{resource}", seen):
-            await asyncio.Event().wait()
-
     async def _see_all(self) -> None:
         while True:
-            resource, seen = await self._news.get()
+            resource, what, item = await self._news.get()
             match resource:
                 case "nodes":
-                    await self._hami.see_node(seen.type, seen.object)
+                    await self._hami.see_node(what, item)
                 case "pods":
-                    self._hami.see_pod(seen.type, seen.object)
+                    self._hami.see_pod(what, item)
                 case _:
-                    self._hami.quotas.see(seen.type, seen.object)
+                    self._hami.quotas.see(what, item)
 
     async def filter(self, request: web.Request) -> web.Response:
         args = await request.json()
@@ -155,7 +152,6 @@ class Extender:
 
 
 async def serve(kubeconfig: Path, port: int, cert: str, key: str) -> None:
-    """Serve for ever."""
     document = json.loads(kubeconfig.read_text())  # noqa: ASYNC240 -- a small file, at the start
     where, who = document["clusters"][0]["cluster"], document["users"][0]["user"]
     context = ssl.create_default_context(cafile=where["certificate-authority"])

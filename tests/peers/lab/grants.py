@@ -4,28 +4,15 @@ Only telling pods say what they saw; see lab/pods.py.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from agent.ledger import Row
+from agent.model import GpuUuid, Share
 from agent.state import decode_state
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.api import Object
-from tests.peers.lab.node_state import notes_of
-from tests.peers.lab.part import until, until_answer
-from tests.peers.lab.placement import WithPlacement
-from tests.peers.lab.pods import (
-    NAMESPACE,
-    a_container,
-    a_pod,
-    containers_of,
-    is_up,
-    key,
-    lives,
-    name_of,
-    phase_of,
-)
+from tests.peers.lab.api import Object, notes_of
+from tests.peers.lab.pods import WithPods, containers_of, is_up, key, lives, name_of, phase_of
 
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
 WHOLE: Final = (81559, 100, 10)
@@ -37,28 +24,13 @@ _HOOK: Final = "/usr/local/vgpu"
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-@dataclass(frozen=True, slots=True)
-class SeenGrant:
-    """A share of one GPU, as the scheduler wrote it: memory in MiB, cores in percent."""
-
-    uuid: str
-    mib: int
-    percent: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mounted:
-    """What lies at a place inside; `source` is a path on the file system of /usr/local."""
-
-    source: str
-    read_only: bool
-
-
+Mounted = tuple[str, bool]
+"""What lies at a place inside, as a path below /usr/local, and whether it is read-only."""
 Inside = dict[str, tuple[dict[str, str], dict[str, Mounted]]]
 """By container, the variables and the mounts that a grant decides."""
 
 
-def grants(pod: Object) -> dict[str, tuple[SeenGrant, ...]]:
+def grants(pod: Object) -> dict[str, tuple[Share, ...]]:
     """The shares of each container of a pod, init containers first; without GPU it has none.
 
     Groups are those of the containers that ask, in this order: HAMi's scheduler drops the empty
@@ -76,22 +48,24 @@ def _asks(container: Object) -> bool:
     return RESOURCE in container.get("resources", {}).get("limits", {})
 
 
-def _group(text: str) -> tuple[SeenGrant, ...]:
+def _group(text: str) -> tuple[Share, ...]:
     devices = (device.split(",") for device in text.split(":") if device)
-    return tuple(SeenGrant(uuid, int(mib), int(percent)) for uuid, _, mib, percent in devices)
+    return tuple(Share(GpuUuid(uuid), int(mib), int(percent)) for uuid, _, mib, percent in devices)
 
 
-def expected_environment(given: Sequence[SeenGrant], gpus: Sequence[str]) -> dict[str, str]:
+def expected_environment(given: Sequence[Share], gpus: Sequence[str]) -> dict[str, str]:
     """The variables for these shares; `gpus` are the node's UUIDs as CUDA counts them."""
     if not given:
         return {}
     ordered = sorted(given, key=lambda grant: gpus.index(grant.uuid))
-    limits = {f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{one.mib}m" for i, one in enumerate(ordered)}
+    limits = {
+        f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{one.memory_mib}m" for i, one in enumerate(ordered)
+    }
     if len({one.uuid for one in ordered}) > 1:
         limits["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return limits | {
         "NVIDIA_VISIBLE_DEVICES": ",".join(one.uuid for one in ordered),
-        "CUDA_DEVICE_SM_LIMIT": str(ordered[0].percent),
+        "CUDA_DEVICE_SM_LIMIT": str(ordered[0].core_percent),
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{_HOOK}/<uuid>.cache",
         "LIBCUDA_LOG_LEVEL": "1",
     }
@@ -99,24 +73,15 @@ def expected_environment(given: Sequence[SeenGrant], gpus: Sequence[str]) -> dic
 
 def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dict[str, Mounted]:
     """The mounts of a container with a GPU; `controlled` False: it wants no HAMi-core."""
-    own = Mounted(f"/vgpu/containers/{uid}_{container}", read_only=False)
+    own = (f"/vgpu/containers/{uid}_{container}", False)
     found = {
         _HOOK: own,
-        f"{_HOOK}/libvgpu.so": Mounted("/vgpu/libvgpu.so", read_only=True),
+        f"{_HOOK}/libvgpu.so": ("/vgpu/libvgpu.so", True),
         "/tmp/vgpulock": own,  # noqa: S108 -- libvgpu.so's
     }
     if controlled:
-        found["/etc/ld.so.preload"] = Mounted("/vgpu/ld.so.preload", read_only=True)
+        found["/etc/ld.so.preload"] = ("/vgpu/ld.so.preload", True)
     return found
-
-
-def load_of(shares: Mapping[str, Sequence[SeenGrant]]) -> dict[str, tuple[int, int, int]]:
-    """What containers take of each GPU together: MiB, percent and slots."""
-    totals: dict[str, tuple[int, int, int]] = {}
-    for grant in (one for given in shares.values() for one in given):
-        mib, percent, slots = totals.get(grant.uuid, (0, 0, 0))
-        totals[grant.uuid] = (mib + grant.mib, percent + grant.percent, slots + 1)
-    return totals
 
 
 # What the agent has on disk, beside what the kubelet holds and what runs.
@@ -124,35 +89,14 @@ def load_of(shares: Mapping[str, Sequence[SeenGrant]]) -> dict[str, tuple[int, i
 Container = tuple[str, str]
 """A pod's `namespace/name` and a container's name."""
 
-ONLY_KUBELET: Final = "only the kubelet has it"
-ONLY_LEDGER: Final = "only the ledger has it"
-
-
-# Pods side by side that no count tells apart: what each was told, or why it was refused.
-
 DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
 
 
-# Pods that a controller makes: a StatefulSet, and what each of its pods was given.
-
-SETS: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
-_UID: Final = {"name": "TOLD_BY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
-_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT_0"
-_VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
-
-
-class WithGrants(WithPlacement):
-    """What containers were given, and what they see of it."""
-
+class WithGrants(WithPods):
     def told_environment(self, pod: str, container: str = "main") -> dict[str, str]:
-        """What a container saw as its environment."""
-        lines = self.environment_bytes(pod, container)
-        return dict(line.decode().split("=", 1) for line in lines if b"=" in line)
-
-    def environment_bytes(self, pod: str, container: str = "main") -> list[bytes]:
-        """The same, byte by byte; sorted, for the kubelet has it in a Go map."""
-        return sorted((self.told_directory() / f"{pod}.{container}.env").read_bytes().splitlines())
+        text = (self.told_directory() / f"{pod}.{container}.env").read_text()
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
     def _seen_environment(self, pod: str, container: str) -> dict[str, str]:
         cache = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -166,12 +110,12 @@ class WithGrants(WithPlacement):
         """What a container saw mounted from the hook path or at one of HAMi's places."""
         lines = (self.told_directory() / f"{pod}.{container}.mounts").read_text().splitlines()
         fields = (line.split(" ") for line in lines)
-        found = {one[4]: Mounted(one[3], "ro" in one[5].split(",")) for one in fields}
+        found = {one[4]: (one[3], "ro" in one[5].split(",")) for one in fields}
         places = expected_mounts("", "")
         return {
             place: mounted
             for place, mounted in found.items()
-            if place in places or mounted.source.startswith("/vgpu")
+            if place in places or mounted[0].startswith("/vgpu")
         }
 
     def expected_inside(self, name: str) -> Inside:
@@ -196,27 +140,28 @@ class WithGrants(WithPlacement):
             for who in (one["name"] for one in containers_of(self.as_seen(name)))
         }
 
-    def oversold(self, whole: tuple[int, int, int] = WHOLE) -> dict[str, tuple[int, int, int]]:
-        """The load of the GPUs of which the pods that run have more than there is."""
-        shares = {
-            f"{key}/{container}": given
-            for key, pod in self.pods.objects.items()
-            if ALLOCATED in notes_of(pod) and lives(pod)
-            for container, given in grants(pod).items()
-        }
+    def oversold(self) -> dict[str, tuple[int, int, int]]:
+        """What the pods that run have of the GPUs of which they have more than there is."""
+        totals: dict[str, tuple[int, int, int]] = {}
+        for pod in self.pods.objects.values():
+            given = grants(pod).values() if ALLOCATED in notes_of(pod) and lives(pod) else ()
+            for one in (share for shares in given for share in shares):
+                mib, percent, slots = totals.get(one.uuid, (0, 0, 0))
+                totals[one.uuid] = (mib + one.memory_mib, percent + one.core_percent, slots + 1)
         return {
             uuid: load
-            for uuid, load in load_of(shares).items()
-            if any(one > most for one, most in zip(load, whole, strict=True))
+            for uuid, load in totals.items()
+            if any(one > most for one, most in zip(load, WHOLE, strict=True))
         }
 
-    def rows(self) -> dict[Container, Row]:
-        """The rows of the ledger as they are on disk; of two pods of one name the later one's."""
+    def all_rows(self) -> Sequence[Row]:
+        """The ledger as it is on disk. Raises OSError, StateCorrupt."""
         content = (self.space.view / "var/lib/hami-agent/state.json").read_bytes()
-        return {
-            (f"{row.namespace}/{row.pod}", row.key.container): row
-            for row in decode_state(content).ledger.rows
-        }
+        return decode_state(content).ledger.rows
+
+    def rows(self) -> dict[Container, Row]:
+        """The same by container; of two pods of one name the later one's."""
+        return {(f"{row.namespace}/{row.pod}", row.key.container): row for row in self.all_rows()}
 
     def lost(self) -> list[str]:
         """What runs with GPUs and is not in the ledger as it was promised, or has no directory."""
@@ -233,25 +178,11 @@ class WithGrants(WithPlacement):
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         if row is None or row.key.pod_uid != uid:
             return f"{name}: container {container} runs and has no row"
-        booked = [SeenGrant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares]
-        if sorted(booked, key=str) != sorted(grants(pod)[container], key=str):
+        if sorted(row.shares, key=str) != sorted(grants(pod)[container], key=str):
             return f"{name}: container {container} has {row.shares} in the ledger"
         if not (self.hook / "containers" / f"{uid}_{container}").is_dir():
             return f"{name}: container {container} runs and has no directory"
         return ""
-
-    async def disagreement(self) -> Mapping[Container, str]:
-        """Where the ledger and the kubelet differ; nothing: they agree."""
-        held = await self.kubelet.held(RESOURCE)
-        ledger = self.rows()
-        found: dict[Container, str] = {}
-        for container in held.keys() | ledger.keys():
-            row, ids = ledger.get(container), held.get(container)
-            if row is None or ids is None:
-                found[container] = ONLY_KUBELET if row is None else ONLY_LEDGER
-            elif frozenset(row.slice_ids) != ids or not row.confirmed:
-                found[container] = f"confirmed {row.confirmed}, ids {row.slice_ids}, kubelet {ids}"
-        return found
 
     async def decided(self, made: Object) -> Object:
         """The pod once it runs or was refused, and no other of its name. Raises TimeoutError."""
@@ -265,81 +196,3 @@ class WithGrants(WithPlacement):
 
         await self.pods.until(is_decided, DECIDED_WITHIN, f"{name} neither runs nor fails")
         return objects[key(name)]
-
-    def a_set(self, name: str, replicas: int) -> Object:
-        """A StatefulSet whose pods tell what they see by their UID, for their names return."""
-        tell = "env >/tell/$TOLD_BY.new && mv /tell/$TOLD_BY.new /tell/$TOLD_BY.env"
-        told = {"name": "tell", "mountPath": "/tell"}
-        main = a_container(script=f"{tell}; sleep 3600", env=[_UID], volumeMounts=[told])
-        where = {"path": str(self.told_directory()), "type": "DirectoryOrCreate"}
-        pod = a_pod(name, main, volumes=[{"name": "tell", "hostPath": where}])
-        labels = {"app": name}
-        template = {"metadata": {"labels": labels}, "spec": pod["spec"]}
-        spec = {"replicas": replicas, "serviceName": name, "selector": {"matchLabels": labels}}
-        metadata = {"name": name, "namespace": NAMESPACE}
-        return {"metadata": metadata, "spec": {**spec, "template": template}}
-
-    async def restart_set(self, name: str, revision: int) -> None:
-        """Have a StatefulSet replace its pods by others of the same names with another share."""
-        path = f"{SETS}/{name}"
-        body = (await self.api.get(path))["spec"]["template"]["spec"]
-        body["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = str(
-            3000 + 100 * revision
-        )
-        await self.api.patch(path, {"spec": {"template": {"spec": body}}})
-
-    async def until_rolled_out(self, name: str, within: float) -> None:
-        """Return once all pods of a StatefulSet are of the last revision and ready."""
-
-        async def is_done() -> bool:
-            held = await self.api.get(f"{SETS}/{name}")
-            wanted, status = held["spec"]["replicas"], held["status"]
-            is_seen = status.get("observedGeneration") == held["metadata"]["generation"]
-            counts = [status.get(one) for one in ("updatedReplicas", "readyReplicas", "replicas")]
-            return is_seen and counts == [wanted] * 3
-
-        await until_answer(is_done, within, lambda: f"{name} is not rolled out: {self.failed()}")
-
-    def seen_pods(self) -> Iterator[Object]:
-        """Each pod that was there, by its UID, as it was seen last before it was deleted."""
-        last: dict[str, Object] = {}
-        for sightings in self.pods.history.values():
-            for one in sightings:
-                last[one.object["metadata"]["uid"]] = one.object
-        yield from last.values()
-
-    def failed(self) -> list[str]:
-        """What pods failed of."""
-        return [
-            f"{pod['metadata']['name']}: {pod['status'].get('message', '')}"
-            for pod in self.seen_pods()
-            if phase_of(pod) == "Failed"
-        ]
-
-    def wrong_inside(self, app: str) -> list[str]:
-        """Pods whose container found something else than the scheduler had written for it."""
-        wrong = []
-        for pod in self.seen_pods():
-            metadata = pod["metadata"]
-            if (metadata.get("labels") or {}).get("app") != app or not notes_of(pod):
-                continue
-            told = self.told_directory() / f"{metadata['uid']}.env"
-            if not told.exists():
-                continue
-            inside = dict(
-                line.split("=", 1) for line in told.read_text().splitlines() if "=" in line
-            )
-            (given,) = grants(pod)["main"]
-            if (f"{given.mib}m", given.uuid) != (inside.get(_LIMIT), inside.get(_VISIBLE)):
-                wrong.append(f"{metadata['name']} {given}: {inside}")
-        return wrong
-
-    async def until_told_count(self, count: int) -> None:
-        """Return once so many pods of templates have told, which is after they are ready."""
-        await until(
-            lambda: self.told_count() >= count, 40.0, lambda: f"{self.told_count()} have told"
-        )
-
-    def told_count(self) -> int:
-        """How many pods of templates have told."""
-        return len([*self.told_directory().glob("*-*-*-*-*.env")])

@@ -25,7 +25,7 @@ from agent.wire.v1 import (
     PodResources,
     PodResourcesListerStub,
 )
-from tests.peers.lab.control import NODE, free_ports
+from tests.peers.lab.control import NODE, NODE_USER, ControlPlane, free_ports
 from tests.peers.lab.part import NodeSpace, Part, until, until_answer
 
 _DEADLINE: Final = 5.0
@@ -52,12 +52,10 @@ class PodResourcesClient:
         return [entry for entry in answer.devices if entry.resource_name == resource]
 
     async def list(self) -> list[PodResources]:
-        """All active pods."""
         async with self.lister() as lister:
             return (await lister.list(ListPodResourcesRequest(), timeout=_DEADLINE)).pod_resources
 
     async def get(self, namespace: str, name: str) -> PodResources:
-        """One pod's answer."""
         async with self.lister() as lister:
             asked = GetPodResourcesRequest(name, namespace)
             return (await lister.get(asked, timeout=_DEADLINE)).pod_resources or PodResources()
@@ -84,15 +82,19 @@ _NO_ANSWER: Final = (OSError, GRPCError, StreamTerminatedError)
 class Kubelet:
     """One kubelet; its directory is `root`/kubelet outside and /var/lib/kubelet inside."""
 
-    def __init__(self, root: Path, binaries: Path, space: NodeSpace, authority: Path) -> None:
+    def __init__(self, root: Path, binaries: Path, space: NodeSpace, plane: ControlPlane) -> None:
         self.plugins: Final = root / "kubelet" / "device-plugins"
         self.pod_resources: Final = root / "kubelet" / "pod-resources" / "kubelet.sock"
         self.resources: Final = PodResourcesClient(self.pod_resources)
         self._root = root
-        self._authority = authority
-        config, kubeconfig = root / "kubelet.json", root / f"system-node-{NODE}.kubeconfig"
+        self._authority = plane.certificates.ca
+        config = root / "kubelet.json"
         command = (
-            *(str(binaries / "kubelet"), f"--config={config}", f"--kubeconfig={kubeconfig}"),
+            *(
+                str(binaries / "kubelet"),
+                f"--config={config}",
+                f"--kubeconfig={plane.kubeconfig(NODE_USER)}",
+            ),
             *(f"--hostname-override={NODE}", "--node-ip=127.0.0.1"),
             *("--cert-dir=/var/lib/kubelet/pki", "--v=2"),
         )
@@ -132,7 +134,6 @@ class Kubelet:
         (self._root / "kubelet.json").write_text(json.dumps(settings | more, indent=2))
 
     async def start(self) -> None:
-        """Start it; returns when its PodResources socket answers."""
         await self.part.start()
         await self.until_serving()
 
@@ -149,7 +150,6 @@ class Kubelet:
         return False
 
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
-        """SIGKILL, and start it again."""
         await self.part.kill()
         if lose_checkpoint:
             (self.plugins / CHECKPOINT).unlink()
@@ -165,13 +165,7 @@ class Kubelet:
             return await self.allocatable(resource)
         return None
 
-    async def offers(self, resource: str, count: int) -> bool:
-        """Whether it answers and counts so many healthy ids."""
-        found = await self.offered(resource)
-        return found is not None and count == len(found)
-
     async def list(self) -> dict[str, PodResources]:
-        """All active pods by `namespace/name`. Raises OSError, GRPCError."""
         return {f"{one.namespace}/{one.name}": one for one in await self.resources.list()}
 
     async def held(self, resource: str) -> dict[tuple[str, str], frozenset[str]]:
@@ -299,7 +293,6 @@ class Runtime:
         )
 
     async def start(self) -> None:
-        """Start it; returns when it answers."""
         network = self._root / "cni" / "10-peers.conflist"
         network.parent.mkdir(exist_ok=True)
         network.write_text(json.dumps(_NETWORK))
@@ -309,7 +302,6 @@ class Runtime:
         await self.until_ready()
 
     async def until_ready(self) -> None:
-        """Return once it answers. Raises TimeoutError."""
         await until(self.socket.exists, _RUNTIME_READY, self.part.tail)
         await until_answer(self._answers, _RUNTIME_READY, self.part.tail)
 
@@ -322,17 +314,10 @@ class Runtime:
         for name, script in ((_PAUSE, ("-c", FOREVER)), (BUSYBOX, ())):
             path = self._root / "image.tar"
             write_busybox(path, name, ("/bin/sh", *script))
-            await self.load(path)
+            await self.images("import", str(path))
 
-    async def load(self, archive: Path) -> None:
-        """Hand an archive of an image over. Raises RuntimeError: it is refused."""
-        await self._image("import", str(archive))
-
-    async def tag(self, name: str, other: str) -> None:
-        """Give an image that is there a second name. Raises RuntimeError: it is refused."""
-        await self._image("tag", name, other)
-
-    async def _image(self, *arguments: str) -> None:
+    async def images(self, *arguments: str) -> None:
+        """`ctr images import ARCHIVE`, or another command. Raises RuntimeError: it is refused."""
         code, words = await self._ctr("--namespace", "k8s.io", "images", *arguments)
         if code:
             raise RuntimeError(f"containerd refused to {' '.join(arguments)}: {words}")

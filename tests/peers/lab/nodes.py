@@ -10,19 +10,19 @@ import itertools
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
+from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, decode
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.store import NotFoundError, ObjectStore
+from agent.sandbox.store import ObjectStore
 from agent.wire.v1 import ContainerDevices, PodResources
 from agent.wire.v1beta1 import (
     AllocateRequest,
@@ -37,23 +37,21 @@ from agent.wire.v1beta1 import (
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.plugin import ScriptedPlugin, devices
-from tests.peers.lab.api import Object
+from tests.peers.lab.api import Object, key_of
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.control import NODE
 from tests.peers.lab.node import PodResourcesClient
 from tests.peers.lab.part import until, until_answer
-from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, lives, stray
+from tests.peers.lab.pods import NAMESPACE, PODS, a_container, a_pod, key, stray
 
 # A device plugin of a test's own: it can look around from inside a call of the kubelet.
-
-CallKind = Literal["prefer", "allocate", "prestart"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call. `ids` are those asked for, or preferred; `found` what `look` told inside it."""
 
-    kind: CallKind
+    kind: str
     ids: frozenset[str]
     at: float
     found: Any = None
@@ -68,7 +66,6 @@ class ProbePlugin(ScriptedPlugin):
         self.look: Callable[[], Awaitable[object]] | None = None
 
     def open_connections(self) -> int:
-        """How many connections to it are open now."""
         return 0 if self._server is None else self._server.open_connections()
 
     def hold(self) -> None:
@@ -86,14 +83,9 @@ class ProbePlugin(ScriptedPlugin):
         self.script.options = DevicePluginOptions(get_preferred_allocation_available=True)
         self.script.prefer = choice
 
-    def of(self, kind: CallKind) -> list[frozenset[str]]:
-        """What was asked in the calls of one kind."""
-        return [call.ids for call in self.calls if call.kind == kind]
-
     @property
     def asked(self) -> list[frozenset[str]]:
-        """The ids of each Allocate."""
-        return self.of("allocate")
+        return [call.ids for call in self.calls if call.kind == "allocate"]
 
     @override
     async def get_preferred_allocation(
@@ -115,7 +107,7 @@ class ProbePlugin(ScriptedPlugin):
         await self._note("prestart", message.devices_ids)
         return await super().pre_start_container(message)
 
-    async def _note(self, kind: CallKind, ids: list[str]) -> None:
+    async def _note(self, kind: str, ids: list[str]) -> None:
         at = asyncio.get_running_loop().time()
         found = None if self.look is None else await self.look()
         self.calls.append(Call(kind, frozenset(ids), at, found))
@@ -155,12 +147,8 @@ class NodeUnderTest(ABC):
         """Delete a pod with a grace in seconds."""
 
     @abstractmethod
-    def pod(self, name: str) -> Object | None:
-        """The pod as the API server has it."""
-
-    @abstractmethod
-    def status(self) -> Mapping[str, Mapping[str, str]]:
-        """The Node's status, `capacity` and `allocatable` at least."""
+    def objects(self, resource: str) -> Mapping[str, Object]:
+        """The pods or nodes of the API server by name, pods with their namespace."""
 
     @abstractmethod
     async def kill(self) -> None:
@@ -178,8 +166,10 @@ class NodeUnderTest(ABC):
     async def until_leaving(self, name: str) -> None:
         """Return once the kubelet has heard that a pod is to be deleted. Raises TimeoutError."""
 
+    def pod(self, name: str) -> Object | None:
+        return self.objects("pods").get(key(self.known_as(name)))
+
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
-        """SIGKILL, and a new kubelet."""
         await self.kill()
         if lose_checkpoint:
             self.checkpoint_path.unlink()
@@ -195,7 +185,6 @@ class NodeUnderTest(ABC):
         return a_container(name, gpus=0, **more) | {"resources": {"limits": limits}}  # type: ignore[arg-type]
 
     def init(self, name: str = "init", *, count: int = 1) -> Object:
-        """An init container that asks for ids and ends at once."""
         return self.container(name, count=count, script="true")
 
     def sidecar(self, name: str = "sidecar", *, count: int = 1) -> Object:
@@ -210,7 +199,6 @@ class NodeUnderTest(ABC):
         return await self.submit(stray(a_pod(self.known_as(name), *apps, inits=inits, **spec)))
 
     async def until(self, holds: Callable[[], object], what: str, within: float = WITHIN) -> None:
-        """Return once `holds()`. Raises TimeoutError."""
         await until(lambda: bool(holds()), within, lambda: what)
 
     async def stays(self, holds: Callable[[], object], what: str, seconds: float = 0.6) -> None:
@@ -224,7 +212,6 @@ class NodeUnderTest(ABC):
         return None if pod is None else str(pod["status"].get("phase"))
 
     async def until_phase(self, name: str, phase: str) -> Object:
-        """Wait for a phase; the pod's status then. Raises TimeoutError."""
         await until(lambda: self.phase(name) == phase, WITHIN, lambda: f"{phase}: {self.pod(name)}")
         status: Object = (self.pod(name) or {})["status"]
         return status
@@ -241,43 +228,41 @@ class NodeUnderTest(ABC):
         return await self.until_phase(name, "Failed")
 
     async def until_gone(self, name: str) -> None:
-        """Wait until the API server has no such pod. Raises TimeoutError."""
         await self.until(lambda: self.pod(name) is None, f"pod {name} stays")
 
     def conditions(self, name: str) -> Mapping[str, str]:
-        """The status of each condition of a pod that the API server has."""
-        found = (self.pod(name) or {}).get("status", {}).get("conditions", ())
-        return {one["type"]: one["status"] for one in found}
+        status = (self.pod(name) or {}).get("status", {})
+        return {one["type"]: one["status"] for one in status.get("conditions", ())}
 
-    def state(self, name: str, container: str = "main") -> Object:
-        """The state of a container, empty before the kubelet has told one."""
+    def container_status(self, name: str, container: str = "main") -> Object:
+        """What is told of a container, empty before the kubelet has told something."""
         status = (self.pod(name) or {}).get("status", {})
         found = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-        return next((one["state"] for one in found if one["name"] == container), {})
+        return next((one for one in found if one["name"] == container), {})
+
+    def state(self, name: str, container: str = "main") -> Object:
+        found: Object = self.container_status(name, container).get("state", {})
+        return found
 
     async def until_restarted(self, name: str = "p") -> None:
-        """Wait until the pod's container runs that was started again once. Raises TimeoutError."""
-
         def is_again() -> bool:
-            found = lives(self.pod(name) or {})
-            return "main" in found and found["main"].restarts == 1
+            found = self.container_status(name)
+            return "running" in found.get("state", {}) and found["restartCount"] == 1
 
         await self.until(is_again, f"{name} is not started again")
 
     def counted(self) -> tuple[str | None, str | None]:
         """Capacity and allocatable of the resource by the Node's status, as texts."""
-        status = self.status()
+        status = self.objects("nodes")[NODE]["status"]
         return status["capacity"].get(self.resource), status["allocatable"].get(self.resource)
 
     async def until_counted(self, capacity: int, allocatable: int) -> None:
-        """Wait until the Node's status says so of the test's resource. Raises TimeoutError."""
         wanted = (str(capacity), str(allocatable))
         await until(
             lambda: self.counted() == wanted, WITHIN, lambda: f"{self.counted()} is not {wanted}"
         )
 
     async def get(self, name: str) -> PodResources:
-        """One pod's answer. Raises GRPCError."""
         return await self.resources.get(NAMESPACE, self.known_as(name))
 
     async def held(self, name: str) -> Held | None:
@@ -302,7 +287,6 @@ class NodeUnderTest(ABC):
         return answers[-1]
 
     async def allocatable(self) -> list[ContainerDevices]:
-        """The entries of the healthy ids. Raises GRPCError."""
         return await self.resources.allocatable(self.resource)
 
     async def until_listed(self, count: int) -> None:
@@ -322,9 +306,8 @@ class NodeUnderTest(ABC):
     @contextlib.asynccontextmanager
     async def plugin(self, count: int = 4) -> AsyncIterator[ProbePlugin]:
         """A registered plugin whose `count` ids are healthy."""
-        async with ProbePlugin(
-            self.plugins, resource=self.resource, name="p.sock", count=count
-        ) as plugin:
+        made = ProbePlugin(self.plugins, resource=self.resource, name="p.sock", count=count)
+        async with made as plugin:
             await plugin.register()
             await self.until_listed(count)
             yield plugin
@@ -345,21 +328,9 @@ class NodeUnderTest(ABC):
 
     @property
     def checkpoint_path(self) -> Path:
-        """The kubelet's records."""
         return self.plugins / FILE_NAME
 
-    async def until_recorded(self, holds: Callable[[Checkpoint], object]) -> None:
-        """Return once the records say so, which are written after the list was shown."""
-
-        def is_written() -> bool:
-            with contextlib.suppress(CheckpointError, FileNotFoundError):
-                return bool(holds(self.checkpoint()))
-            return False
-
-        await until(is_written, WITHIN, lambda: "the records do not say so")
-
     def checkpoint(self) -> Checkpoint:
-        """The kubelet's records as they are written. Raises CheckpointError, OSError."""
         return decode(self.checkpoint_path.read_bytes())
 
 
@@ -395,16 +366,8 @@ class ModelNode(NodeUnderTest):
         self.store.delete("pods", NAMESPACE, self.known_as(name), grace=grace)
 
     @override
-    def pod(self, name: str) -> Object | None:
-        try:
-            return self.store.get("pods", NAMESPACE, self.known_as(name))
-        except NotFoundError:
-            return None
-
-    @override
-    def status(self) -> Mapping[str, Mapping[str, str]]:
-        status: Mapping[str, Mapping[str, str]] = self.store.get("nodes", "", NODE)["status"]
-        return status
+    def objects(self, resource: str) -> Mapping[str, Object]:
+        return {key_of(one): one for one in self.store.select(resource)}
 
     @override
     async def kill(self) -> None:
@@ -451,15 +414,13 @@ async def open_model_node(
 
 def processes(container_id: str) -> frozenset[int]:
     """The processes of a container, as this process counts them; `containerd://` may precede."""
-    return frozenset(_members(container_id.rpartition("/")[2]))
-
-
-def _members(name: str) -> Iterator[int]:
+    found, name = set[int](), container_id.rpartition("/")[2]
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
             with contextlib.suppress(OSError):
                 if name in (directory / "cgroup").read_text():
-                    yield int(directory.name)
+                    found.add(int(directory.name))
+    return frozenset(found)
 
 
 async def end_container(container_id: str) -> None:
@@ -471,12 +432,6 @@ async def end_container(container_id: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     await until(lambda: not found & processes(container_id), 5.0, lambda: f"{found} live")
-
-
-async def kill_container(cluster: Cluster, name: str) -> None:
-    """Kill a telling pod's one container; what it told is forgotten. As `end_container`."""
-    cluster.forget_told(name)
-    await end_container(lives(cluster.as_seen(name))["main"].id)
 
 
 # The real kubelet of a cluster as a node under test.
@@ -503,13 +458,8 @@ class RealNode(NodeUnderTest):
         await self.cluster.api.delete(f"{PODS}/{self.known_as(name)}", grace=grace)
 
     @override
-    def pod(self, name: str) -> Object | None:
-        return self.cluster.pods.objects.get(key(self.known_as(name)))
-
-    @override
-    def status(self) -> Mapping[str, Mapping[str, str]]:
-        status: Mapping[str, Mapping[str, str]] = self.cluster.nodes.objects[NODE]["status"]
-        return status
+    def objects(self, resource: str) -> Mapping[str, Object]:
+        return {"pods": self.cluster.pods, "nodes": self.cluster.nodes}[resource].objects
 
     @override
     async def kill(self) -> None:
@@ -526,13 +476,7 @@ class RealNode(NodeUnderTest):
 
     @override
     async def end_container(self, name: str, container: str = "main") -> None:
-        (container_id,) = (
-            one["containerID"]
-            for kind in ("containerStatuses", "initContainerStatuses")
-            for one in (self.pod(name) or {})["status"].get(kind, ())
-            if one["name"] == container
-        )
-        await end_container(container_id)
+        await end_container(self.container_status(name, container)["containerID"])
 
     @override
     async def until_leaving(self, name: str) -> None:

@@ -19,24 +19,21 @@ _QUESTION_STEP: Final = 0.05
 
 
 async def until(holds: Callable[[], bool], within: float, why: Callable[[], str]) -> None:
-    """Return once `holds()` is true."""
+    """Return once `holds()` is true. Raises TimeoutError."""
 
     async def look() -> bool:
         return holds()
 
-    await _until(look, within, why, _STEP)
+    await until_answer(look, within, why, _STEP)
 
 
 async def until_answer(
-    ask: Callable[[], Awaitable[bool]], within: float, why: Callable[[], str]
+    ask: Callable[[], Awaitable[bool]],
+    within: float,
+    why: Callable[[], str],
+    step: float = _QUESTION_STEP,
 ) -> None:
     """Return once `ask()` answers true; asked less often, for others have to answer it."""
-    await _until(ask, within, why, _QUESTION_STEP)
-
-
-async def _until(
-    ask: Callable[[], Awaitable[bool]], within: float, why: Callable[[], str], step: float
-) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + within
     while not await ask():
@@ -93,11 +90,9 @@ class NodeSpace:
 
     @property
     def view(self) -> Path:
-        """The root directory as a process in there sees it."""
         return Path(f"/proc/{self._first}/root")
 
     async def open(self) -> None:
-        """Make it."""
         for group in self._groups():
             group.mkdir()
             for name in ("cpuset.cpus", "cpuset.mems"):
@@ -131,7 +126,6 @@ class NodeSpace:
             await until(partial(is_removed, group), 10.0, lambda: f"{groups} are in use")
 
     def command(self, arguments: Sequence[str]) -> tuple[str, ...]:
-        """The command that runs `arguments` in there."""
         wanted = ("nsenter", "--target", str(self._first), *_NAMESPACES, "--", *arguments)
         return (*self._joined(), *wanted)
 
@@ -229,13 +223,7 @@ class Part:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was started and has not ended."""
         return self._process is not None and self._process.returncode is None
-
-    @property
-    def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives or before it was started."""
-        return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
         """Start it; its words go to the end of its log."""
@@ -256,38 +244,27 @@ class Part:
             )
         self.pid = await child_of(process.pid) if space else process.pid
 
-    async def stop(self, within: float = STOP) -> int | None:
-        """SIGTERM, then SIGKILL; its exit code, or None if it was never started."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return self.code
-        self.send(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(within):
-                return await process.wait()
-        except TimeoutError:
-            await self.kill()
-        return self.code
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL. Nothing happens if it does not live."""
+        if self._process is not None and self.is_alive:
+            self.send(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP):
+                    await self._process.wait()
+            except TimeoutError:
+                await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
         if self._process is not None and self.is_alive:
             self.send(signal.SIGKILL)
             self.thaw()  # who waits for a frozen one is frozen too
             await self._process.wait()
-
-    async def wait(self) -> int:
-        """Its exit code, once it has ended. The deadline is the caller's."""
-        if self._process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return await self._process.wait()
 
     def freeze(self) -> None:
         """SIGSTOP: it holds its sockets and answers nobody."""
         self.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         self.send(signal.SIGCONT)
         if self._process is not None and self.is_alive:
             with contextlib.suppress(ProcessLookupError):
@@ -306,21 +283,16 @@ class Part:
             else:
                 os.killpg(self._process.pid, number)  # never group 0, which is the tests' own
 
-    def said(self) -> str:
-        """All that it ever said."""
-        return self._text().decode(errors="replace")
-
-    def said_since_start(self) -> str:
-        """What it said since it was started last."""
-        return self._text()[self._begin :].decode(errors="replace")
-
-    def _text(self) -> bytes:
-        return self.log.read_bytes() if self.log.exists() else b""
+    def said(self, *, since_start: bool = False) -> str:
+        """All that it ever said, or since it was started last."""
+        text = self.log.read_bytes() if self.log.exists() else b""
+        return text[self._begin if since_start else 0 :].decode(errors="replace")
 
     def tail(self, lines: int = 15) -> str:
         """Its last words, for whoever has to find out why."""
         last = "\n".join(f"  {line[:300]}" for line in self.said().splitlines()[-lines:])
-        state = "alive" if self.is_alive else f"ended with {self.code}"
+        ended = self._process and f"ended with {self._process.returncode}"
+        state = "alive" if self.is_alive else ended
         return f"{self.name} ({state}):\n{last}"
 
 
@@ -337,7 +309,6 @@ class Ended:
 
     @property
     def words(self) -> str:
-        """Both."""
         return self.text + self.errors
 
     @property

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from typing_extensions import override
+
 from agent import cluster as annotations
 from agent.hami.annotations import read_register
 from tests.peers.lab.agents import SOURCE
-from tests.peers.lab.api import Watched
+from tests.peers.lab.api import Object, Watched, key_of, notes_of
 from tests.peers.lab.control import CONTROLLERS, EXTENDER, NODE, SCHEDULER, ControlPlane
 from tests.peers.lab.part import NodeSpace, Part
 
@@ -54,40 +56,30 @@ MODEL: Final = Release((2, 10, 0))
 
 
 def release_of(scheduler: Path, named: str | None) -> Release:
-    """The release of a scheduler: what it says itself, else what the user says of it.
+    """The release of a scheduler: what the user says of it, else what it says itself.
 
     Raises ValueError: nobody knows, or no agent can serve it; in a sentence.
     """
-    said = subprocess.run(  # noqa: S603 -- whoever runs the tests has named it
-        (scheduler, "version"),
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_DEADLINE,
-    ).stdout
-    own = next(filter(None, (_read(word) for word in said.partition("\n")[0].split()[-1:])), None)
-    told = _read(named) if named else None
-    found = own or told
-    if named and told is None:
-        raise ValueError(f"HAMI_PEERS_SCHEDULER_RELEASE is {named!r}: write it as 2.7.1")
-    if own and told and own != told:
-        raise ValueError(f"HAMI_PEERS_SCHEDULER says that it is {own}, and you say {told}")
-    if found is None:
+    said = (
+        named
+        or subprocess.run(  # noqa: S603 -- whoever runs the tests has named it
+            (scheduler, "version"),
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_DEADLINE,
+        ).stdout.partition("\n")[0]
+    )
+    found = _WORD.fullmatch(said.rpartition(" ")[2].strip())
+    release = Release((int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0))
+    if release.number < _OLDEST:
+        # One that was built without being told says 0.0.0.
         raise ValueError(
-            "HAMI_PEERS_SCHEDULER does not say which release it is:"
-            " name it in HAMI_PEERS_SCHEDULER_RELEASE, as in 2.7.1"
+            f"HAMI_PEERS_SCHEDULER is {said!r}: name its release in HAMI_PEERS_SCHEDULER_RELEASE"
+            " as in 2.7.1; the oldest that is tried is 2.5.0"
         )
-    if found.number < _OLDEST:
-        raise ValueError(f"HAMI_PEERS_SCHEDULER is {found}: the oldest that is tried is 2.5.0")
-    return found
-
-
-def _read(word: str) -> Release | None:
-    """None also for what a scheduler says of itself that was built without being told."""
-    match = _WORD.fullmatch(word)
-    number = (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
-    return Release(number) if any(number) else None
+    return release
 
 
 # The programs that a cluster is made of.
@@ -106,14 +98,18 @@ class Programs:
 
 
 HAMI_SCHEDULER: Final = "hami-scheduler"
+_WEBHOOKS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _UNLESS_IGNORED: Final = {"key": "hami.io/webhook", "operator": "NotIn", "values": ["ignore"]}
+_NAMES: Final = {
+    "Count": "gpu",
+    "Memory": "gpumem",
+    "MemoryPercentage": "gpumem-percentage",
+    "Core": "gpucores",
+    "Priority": "priority",
+}
 _DEVICE_CONFIG: Final = {
     "nvidia": {
-        "resourceCountName": "nvidia.com/gpu",
-        "resourceMemoryName": "nvidia.com/gpumem",
-        "resourceMemoryPercentageName": "nvidia.com/gpumem-percentage",
-        "resourceCoreName": "nvidia.com/gpucores",
-        "resourcePriorityName": "nvidia.com/priority",
+        **{f"resource{which}Name": f"nvidia.com/{name}" for which, name in _NAMES.items()},
         "overwriteEnv": False,
         "defaultMemory": 0,
         "defaultCores": 0,
@@ -128,7 +124,6 @@ _DEVICE_CONFIG: Final = {
     }
 }
 """HAMi's device-config.yaml with the values of its chart."""
-_RESOURCES: Final = ("gpu", "gpumem", "gpucores", "gpumem-percentage", "priority")
 
 
 def lay_out_placing(plane: ControlPlane, ports: list[int]) -> None:
@@ -143,14 +138,14 @@ def lay_out_placing(plane: ControlPlane, ports: list[int]) -> None:
         "weight": 1,
         "httpTimeout": "30s",
         "managedResources": [
-            {"name": f"nvidia.com/{name}", "ignoredByScheduler": True} for name in _RESOURCES
+            {"name": f"nvidia.com/{name}", "ignoredByScheduler": True} for name in _NAMES.values()
         ],
     }
     configuration = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "leaderElection": {"leaderElect": False},
-        "clientConnection": {"kubeconfig": str(_kubeconfig(plane, SCHEDULER))},
+        "clientConnection": {"kubeconfig": str(plane.kubeconfig(SCHEDULER))},
         "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": HAMI_SCHEDULER}],
         "extenders": [extender],
     }
@@ -175,7 +170,7 @@ def placing_parts(
     )
     controllers = (
         str(binaries / "kube-controller-manager"),
-        f"--kubeconfig={_kubeconfig(plane, CONTROLLERS)}",
+        f"--kubeconfig={plane.kubeconfig(CONTROLLERS)}",
         *("--use-service-account-credentials", "--leader-elect=false"),
         f"--service-account-private-key-file={files.service_account_key}",
         *(f"--root-ca-file={files.ca}", "--bind-address=127.0.0.1", f"--secure-port={ports[2]}"),
@@ -190,7 +185,7 @@ def placing_parts(
 def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: int) -> Part:
     """Our model of HAMi's scheduler, or HAMi's own if there is one."""
     files, logs = plane.certificates, plane.root / "logs"
-    kubeconfig, address = _kubeconfig(plane, EXTENDER), f"127.0.0.1:{port}"
+    kubeconfig, address = plane.kubeconfig(EXTENDER), f"127.0.0.1:{port}"
     command: tuple[str, ...]
     if programs.hami_scheduler is None:
         command = (
@@ -211,40 +206,21 @@ def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: i
 
 async def register_webhook(plane: ControlPlane, port: int) -> None:
     """Have the API server show each new pod to the webhook, as HAMi's chart does."""
-    client = {
-        "url": f"https://localhost:{port}/webhook",
-        "caBundle": base64.b64encode(plane.certificates.ca.read_bytes()).decode(),
-    }
-    rule = {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": ["pods"],
-        "scope": "*",
-    }
+    authority = base64.b64encode(plane.certificates.ca.read_bytes()).decode()
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "scope": "*"}
     webhook = {
         "name": "vgpu.hami.io",
         "admissionReviewVersions": ["v1"],
-        "clientConfig": client,
+        "clientConfig": {"url": f"https://localhost:{port}/webhook", "caBundle": authority},
         "failurePolicy": "Ignore",
         "sideEffects": "None",
-        "rules": [rule],
+        "matchPolicy": "Equivalent",
+        "rules": [rule | {"operations": ["CREATE"]}],
         "objectSelector": {"matchExpressions": [_UNLESS_IGNORED]},
         "timeoutSeconds": 10,
-        "matchPolicy": "Equivalent",
     }
-    body = {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": "hami-webhook"},
-        "webhooks": [webhook],
-    }
-    group = "/apis/admissionregistration.k8s.io/v1"
-    await plane.admin.create(f"{group}/mutatingwebhookconfigurations", body)
-
-
-def _kubeconfig(plane: ControlPlane, user: str) -> Path:
-    return plane.root / f"{user.replace(':', '-')}.kubeconfig"
+    body = {"metadata": {"name": "hami-webhook"}, "webhooks": [webhook]}
+    await plane.admin.create(_WEBHOOKS, body)
 
 
 # What HAMi's scheduler has read of the Node, as far as it lets others see that.
@@ -259,60 +235,42 @@ WITHIN: Final = 75.0
 """Seconds for a sign of life (every 30 s), a look (every 15 s), and some."""
 
 
-class Reading:
-    """Follows the handshake in the watch of the nodes. `forget` before the watch forgets."""
+class Reading(Watched):
+    """The Nodes as a watch shows them, and what HAMi's scheduler has read of ours."""
 
-    def __init__(self, release: Release, nodes: Watched, scheduler: Part) -> None:
+    def __init__(self, release: Release, scheduler: Part) -> None:
+        super().__init__()
         self._release = release
-        self._nodes = nodes
         self._scheduler = scheduler
-        self._seen = 0
         self._handshake = ""
         self._read: tuple[int, str | None] | None = None
         """Which process has read what."""
 
-    async def until_current(self) -> None:
-        """Return once the scheduler knows what the Node says now, or nobody is there to tell."""
-        is_known = self._is_current if self._release.is_old else self._knows_the_gpus
-        await self._nodes.until(is_known, WITHIN, "HAMi's scheduler does not read")
-
-    def forget(self) -> None:
-        """What was seen until now is known; the watch may forget it."""
-        self._look()
-        self._seen = 0
-
-    def _is_current(self) -> bool:
-        self._look()
-        text = self._notes().get(annotations.REGISTER)
-        is_there = self._scheduler.is_alive and text is not None
-        return not is_there or self._read == (self._scheduler.pid, text)
-
-    def _knows_the_gpus(self) -> bool:
-        """Whether it would not place a pod on GPUs that an earlier agent had."""
-        self._look()
-        if self._read is None or not self._scheduler.is_alive:
-            return True
-        pid, text = self._read
-        now = _uuids(self._notes().get(annotations.REGISTER))
-        return pid != self._scheduler.pid or not now or _uuids(text) == now
-
-    def _notes(self) -> dict[str, str]:
-        node = self._nodes.objects.get(NODE)
-        return (node["metadata"].get("annotations") or {}) if node else {}
-
-    def _look(self) -> None:
-        history = self._nodes.history.get(NODE, [])
-        for one in history[self._seen :]:
-            notes = one.object["metadata"].get("annotations") or {}
-            handshake = notes.get(annotations.HANDSHAKE, "")
-            if handshake == self._handshake:
-                continue
+    @override
+    def take(self, what: str, item: Object) -> None:
+        notes = notes_of(item)
+        handshake = notes.get(annotations.HANDSHAKE, "")
+        if handshake != self._handshake and key_of(item) == NODE:
             self._handshake = handshake
             if handshake.startswith("Requesting"):
                 self._read = self._scheduler.pid, notes.get(annotations.REGISTER)
             elif handshake.startswith("Deleted"):
                 self._read = None
-        self._seen = len(history)
+        super().take(what, item)
+
+    async def until_current(self) -> None:
+        """Return once the scheduler knows what the Node says now, or nobody is there to tell."""
+        await self.until(self._is_current, WITHIN, "HAMi's scheduler does not read")
+
+    def _is_current(self) -> bool:
+        """Whether it has read this; from 2.8 on, whether it knows these GPUs."""
+        text = notes_of(self.objects[NODE]).get(annotations.REGISTER)
+        if not self._scheduler.is_alive or text is None:
+            return True
+        if self._release.is_old:
+            return self._read == (self._scheduler.pid, text)
+        pid, known = self._read or (0, None)
+        return pid != self._scheduler.pid or not _uuids(text) or _uuids(known) == _uuids(text)
 
 
 def _uuids(text: str | None) -> set[str]:

@@ -1,19 +1,22 @@
 """Pods of the tests: named, created, running, settled, refused and gone; and what they told."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import datetime as dt
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from agent import cluster as annotations
-from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.api import Object
-from tests.peers.lab.control import NODE
+from agent.model import Share
+from agent.sandbox.scheduler.verbs import encode_node_lock, placement_patch
+from tests.peers.lab.agents import RESOURCE, Agent
+from tests.peers.lab.api import Object, notes_of
+from tests.peers.lab.control import NODE, NODE_PATH
 from tests.peers.lab.node import BUSYBOX
-from tests.peers.lab.node_state import WithNode, notes_of
-from tests.peers.lab.part import until
+from tests.peers.lab.part import until, until_answer
 from tests.peers.lab.placing import HAMI_SCHEDULER
+from tests.peers.lab.running import Running
 
 # Pods to try things with: what they ask for, and what they tell of their inside.
 
@@ -82,16 +85,6 @@ def stray(pod: Object) -> Object:
     }
 
 
-def telling_to(directory: Path, pod: Object) -> Object:
-    """The same pod, each of whose containers writes its environment and mounts to `directory`."""
-    spec: dict[str, Any] = dict(pod["spec"])
-    for kind in ("containers", "initContainers"):
-        if kind in spec:
-            spec[kind] = [_telling(pod["metadata"]["name"], one) for one in spec[kind]]
-    volume = {"name": "tell", "hostPath": {"path": str(directory), "type": "DirectoryOrCreate"}}
-    return {**pod, "spec": {**spec, "volumes": [*spec.get("volumes", ()), volume]}}
-
-
 def _telling(pod: str, container: Object) -> Object:
     *start, script = container["command"]
     tell = _TELL.format(f"{pod}.{container['name']}")
@@ -99,25 +92,15 @@ def _telling(pod: str, container: Object) -> Object:
     return {**container, "command": [*start, f"{tell}; {script}"], "volumeMounts": mounts}
 
 
+REGISTERED: Final = '"Got registration request from device plugin with resource"'
+ALL_HEALTHY: Final = 'resourceName="nvidia.com/gpu" totalCount=80 healthyCount=80'
+_STAMP: Final = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})")
 PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 PATIENCE: Final = 40.0
 """Seconds for what takes two or three on a quiet machine, a scheduler's second try included."""
 
 
-class FailedPodError(AssertionError):
-    """A pod ended as Failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodLife:
-    """One container as the API shows it: a new id or count means that it was started again."""
-
-    id: str
-    restarts: int
-
-
 def key(name: str) -> str:
-    """How the watch of the pods names a pod."""
     return f"{NAMESPACE}/{name}"
 
 
@@ -136,14 +119,10 @@ def is_up(pod: Object) -> bool:
     return ready or phase_of(pod) == "Succeeded"
 
 
-def lives(pod: Object) -> Mapping[str, PodLife]:
-    """The containers of a pod that run, by name."""
+def lives(pod: Object) -> Mapping[str, str]:
+    """The ids of the containers of a pod that run; one that is started again has a new id."""
     found = pod.get("status", {}).get("containerStatuses") or []
-    return {
-        one["name"]: PodLife(one["containerID"], one["restartCount"])
-        for one in found
-        if "running" in one["state"]
-    }
+    return {one["name"]: str(one["containerID"]) for one in found if "running" in one["state"]}
 
 
 def containers_of(pod: Object) -> list[Object]:
@@ -153,15 +132,13 @@ def containers_of(pod: Object) -> list[Object]:
 
 
 def gpu_of(slice_id: str) -> str:
-    """The UUID of the GPU that a slice is of."""
     return slice_id.rpartition("-")[0]
 
 
-class WithPods(WithNode):
+class WithPods(Running):
     """Pods that are created, watched and deleted, and what they tell."""
 
     def as_seen(self, name: str) -> Object:
-        """A pod as the watch has it now. Raises KeyError: it is not there."""
         return self.pods.objects[key(name)]
 
     def status_of(self, name: str) -> Object:
@@ -173,15 +150,7 @@ class WithPods(WithNode):
         """The annotations of a pod as they are now; empty while the pod is not there."""
         return notes_of(self.pods.objects.get(key(name), {"metadata": {}}))
 
-    def is_settled(self, name: str) -> bool:
-        """Whether HAMi's annotations say that every container of a pod was served."""
-        notes = self.annotations_of(name)
-        left = notes.get(annotations.TO_ALLOCATE, "")
-        done = notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
-        return done and not left.strip(";")
-
-    def lives_of(self, names: Iterable[str]) -> dict[str, Mapping[str, PodLife]]:
-        """The running containers of those pods."""
+    def lives_of(self, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
         return {name: lives(self.as_seen(name)) for name in names}
 
     async def create(self, *pods: Object) -> float:
@@ -189,7 +158,7 @@ class WithPods(WithNode):
 
         HAMi's scheduler knows by then what the agent tells of the node. Raises TimeoutError.
         """
-        await self.reading.until_current()
+        await self.nodes.until_current()
         begun = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for pod in pods:
@@ -197,7 +166,6 @@ class WithPods(WithNode):
         return begun
 
     async def run(self, *pods: Object, within: float = PATIENCE) -> list[str]:
-        """Create pods and wait until they run; their names."""
         await self.create(*pods)
         names = [name_of(pod) for pod in pods]
         await self.until_running(*names, within=within)
@@ -211,7 +179,7 @@ class WithPods(WithNode):
             present = [objects[key(name)] for name in names if key(name) in objects]
             for pod in present:
                 if phase_of(pod) == "Failed":
-                    raise FailedPodError(f"{name_of(pod)}: {pod['status']}")
+                    raise AssertionError(f"{name_of(pod)}: {pod['status']}")
             return len(present) == len(names) and all(map(is_up, present))
 
         try:
@@ -225,59 +193,30 @@ class WithPods(WithNode):
             )
             raise TimeoutError(f"{error}: {told}") from None
 
-    def up_at(self, name: str, since: float) -> float:
-        """When a pod that is up was first seen so after a moment; both by the loop's clock."""
-        at = self.pods.when(key(name), is_up, since=since)
-        if at is None:
-            raise LookupError(f"{name} was not seen up")
-        return at
-
-    async def until_phase(self, name: str, *phases: str, within: float = PATIENCE) -> Object:
-        """The status of a pod once it has one of these phases. Raises TimeoutError."""
+    async def until_failed(self, name: str) -> Object:
         await self.pods.until(
-            lambda: self.status_of(name).get("phase") in phases, within, f"{name} is not {phases}"
+            lambda: self.status_of(name).get("phase") == "Failed", PATIENCE, f"{name} runs"
         )
         return self.status_of(name)
 
-    async def until_failed(self, name: str) -> Object:
-        """The status of a pod once its phase is Failed. Raises TimeoutError."""
-        return await self.until_phase(name, "Failed")
-
-    async def until_restarted(self, name: str, within: float = PATIENCE) -> None:
-        """Return once a pod's containers run and each was started again once."""
-
-        def is_back() -> bool:
-            pod = self.as_seen(name)
-            found = lives(pod)
-            return len(found) == len(pod["spec"]["containers"]) and {1} == {
-                one.restarts for one in found.values()
-            }
-
-        await self.pods.until(is_back, within, f"{name} was not started again")
-
-    async def until_bind_phase(self, name: str, phase: str, within: float = PATIENCE) -> None:
-        """Return once the pod's bind-phase is `phase`. Raises TimeoutError."""
-        await self.pods.until(
-            lambda: self.annotations_of(name).get(annotations.BIND_PHASE) == phase,
-            within,
-            f"bind-phase of {name} is not {phase}",
-        )
-
     async def until_settled(self, *names: str, within: float = 25.0) -> None:
-        """Return once all are settled and the node's lock is free. Raises TimeoutError."""
-        await self.pods.until(
-            lambda: all(self.is_settled(name) for name in names),
-            within,
-            "bind-phase success and nothing left to allocate",
-        )
+        """Return once all were served, by HAMi's annotations, and the node's lock is free."""
+
+        def are_settled() -> bool:
+            noted = [*map(self.annotations_of, names)]
+            return all(
+                notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
+                and not notes.get(annotations.TO_ALLOCATE, "").strip(";")
+                for notes in noted
+            )
+
+        await self.pods.until(are_settled, within, "bind-phase success and nothing left")
         await self.until_unlocked(within)
 
     async def delete(self, name: str, grace: int | None = None) -> None:
-        """Ask the API server to delete a pod."""
         await self.api.delete(f"{PODS}/{name}", grace=grace)
 
     async def until_deleted(self, name: str) -> None:
-        """Return once the pod is gone from the API server. Raises TimeoutError."""
         await self.pods.until(
             lambda: key(name) not in self.pods.objects, PATIENCE, f"{name} is not deleted"
         )
@@ -292,44 +231,26 @@ class WithPods(WithNode):
         }
 
     def telling(self, pod: Object) -> Object:
-        """The same pod, which tells of its inside; what its namesake told is forgotten."""
-        self.forget_told(name_of(pod))
-        return telling_to(self.told_directory(), pod)
+        """The same pod, each of whose containers writes its environment and mounts to a directory.
+
+        What its namesake told is forgotten.
+        """
+        for file in self.told_directory().glob(f"{name_of(pod)}.*"):
+            file.unlink()
+        spec: dict[str, Any] = dict(pod["spec"])
+        for kind in ("containers", "initContainers"):
+            if kind in spec:
+                spec[kind] = [_telling(name_of(pod), one) for one in spec[kind]]
+        where = {"path": str(self.told_directory()), "type": "DirectoryOrCreate"}
+        volume = {"name": "tell", "hostPath": where}
+        return {**pod, "spec": {**spec, "volumes": [*spec.get("volumes", ()), volume]}}
 
     def a_telling_pod(self, name: str, *, gpus: int = 1, memory: int = 3000) -> Object:
         """A pod of one container, which tells; as in `a_container`."""
         return self.telling(a_pod(name, a_container(gpus=gpus, memory=memory)))
 
-    async def run_shapes(self) -> list[str]:
-        """Telling pods of several shapes, run and settled; their names."""
-        load = a_container("load", memory=1024, script="true")
-        shapes = (
-            a_pod("pair", a_container(gpus=2, memory=7000)),
-            a_pod(
-                "trio",
-                a_container("left", memory=1024),
-                a_container("plain", gpus=0),
-                a_container("right", memory=2048, cores=20),
-            ),
-            a_pod(
-                "prepared",
-                a_container(memory=2048),
-                inits=(load,) if self.release.serves_inits else (),
-            ),
-        )
-        names = await self.run(*(self.telling(one) for one in shapes), within=60.0)
-        await self.until_settled(*names)
-        await self.until_told(*names)
-        return names
-
     def told_directory(self) -> Path:
-        """Where telling pods tell."""
         return self.root / "told"
-
-    def forget_told(self, name: str) -> None:
-        """Remove what a pod told: it may tell again."""
-        for file in self.told_directory().glob(f"{name}.*"):
-            file.unlink()
 
     async def until_told(self, *names: str, within: float = PATIENCE) -> None:
         """Return once every container of those telling pods has told. Raises TimeoutError."""
@@ -348,3 +269,80 @@ class WithPods(WithNode):
             within,
             lambda: f"{[*map(str, missing())]} are not told; refused: {self.refusals()}",
         )
+
+    # Placed by hand, step by step, as HAMi's scheduler does: for tests that need the gaps.
+
+    def share(self, index: int, memory: int = 3000, cores: int = 10) -> Share:
+        return Share(self.gpu_uuids()[index], memory, cores)
+
+    async def place(
+        self, pod: Object, groups: Sequence[Sequence[Share]], *, locked: bool = True
+    ) -> None:
+        """Create a pod for no scheduler, note each container's shares, take the lock, and bind it.
+
+        Whoever had the lock loses it.
+        """
+        path, at = f"{PODS}/{name_of(pod)}", now()
+        stamp = str(int(at.timestamp()))
+        labels = {**pod["metadata"].get("labels", {}), "hami.io/webhook": "ignore"}
+        metadata = {**pod["metadata"], "labels": labels}
+        spec = {**pod["spec"], "schedulerName": "by-hand"}
+        await self.api.create(PODS, {**pod, "metadata": metadata, "spec": spec})
+        given = placement_patch(NODE, tuple(map(tuple, groups)), int(at.timestamp()))
+        await self.api.patch(path, given)
+        if locked:
+            lock = {annotations.MUTEX_LOCK: encode_node_lock(at, NAMESPACE, name_of(pod))}
+            await self.api.patch(NODE_PATH, {"metadata": {"annotations": lock}})
+        marks = {annotations.BIND_PHASE: annotations.PHASE_ALLOCATING, annotations.BIND_TIME: stamp}
+        await self.api.patch(path, {"metadata": {"annotations": marks}})
+        target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        await self.api.create(
+            f"{path}/binding", {"metadata": {"name": name_of(pod)}, "target": target}
+        )
+
+    def kubelet_said(self, *words: str, since: float) -> list[float]:
+        """When the kubelet logged a line with all those words after a moment, in Unix seconds."""
+        said = self.kubelet.part.said().splitlines()
+        lines = (line for line in said if all(word in line for word in words))
+        stamps = (stamp for line in lines if (stamp := klog_stamp(line)) is not None)
+        return [stamp for stamp in stamps if stamp >= since]
+
+    async def until_kubelet_says(self, *words: str, since: float) -> float:
+        """When the kubelet logs those words for the first time after a moment, in Unix seconds."""
+
+        async def is_said() -> bool:
+            return bool(self.kubelet_said(*words, since=since))
+
+        await until_answer(is_said, 30.0, lambda: f"the kubelet has not said {words}")
+        return self.kubelet_said(*words, since=since)[0]
+
+
+# When something happened, by the stamps of those who saw it: all clocks here are one machine's.
+
+
+def now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)  # noqa: TID251 -- what is written is read by others
+
+
+def wall() -> float:
+    return now().timestamp()
+
+
+def agent_said(agent: Agent, event: str, since: float) -> list[float]:
+    """When the agent logged an event after a moment, in Unix seconds."""
+    return [stamp for one in agent.events(event) if (stamp := unix(one["ts"])) >= since]
+
+
+def unix(text: str) -> float:
+    return dt.datetime.fromisoformat(text).timestamp()
+
+
+def klog_stamp(line: str) -> float | None:
+    """A stamp of klog, which names no year and no zone: this one, and the machine's."""
+    found = _STAMP.match(line)
+    if found is None:
+        return None
+    month, day, hour, minute, second, micro = map(int, found.groups())
+    year = now().astimezone().year
+    local = dt.datetime(year, month, day, hour, minute, second, micro)  # noqa: DTZ001 -- made so
+    return local.astimezone().timestamp()

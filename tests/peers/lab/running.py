@@ -1,37 +1,44 @@
-"""The programs of a cluster while they run: agents started and ended, harm undone."""
+"""The programs of a cluster while they run, harm undone, and the Node as it is shown."""
 
+import asyncio
 import contextlib
+import json
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import aiohttp
 import yaml
 
 from agent import cluster as annotations
-from tests.peers.lab.agents import RESOURCE, SOURCE, Agent, agent_command, make_agent
-from tests.peers.lab.api import Api, Watched
+from agent.model import GpuUuid
+from tests.peers.lab.agents import RESOURCE, SOURCE, Agent
+from tests.peers.lab.api import Api, Object, RefusedError, Watched, notes_of
 from tests.peers.lab.control import (
     ADMIN,
     NODE,
+    NODE_PATH,
     NODE_USER,
-    READS,
     Asked,
     AuditLog,
     ControlPlane,
     counted,
 )
 from tests.peers.lab.node import Kubelet, Runtime
-from tests.peers.lab.part import Ended, NodeSpace, Part, run_program, until, until_answer
+from tests.peers.lab.part import Ended, NodeSpace, Part, run_program, until_answer
 from tests.peers.lab.placing import Reading, Release, device_config
 
 ACCOUNT: Final = "system:serviceaccount:kube-system:hami-agent"
 _MANIFESTS: Final = SOURCE / "deploy" / "manifests"
-_REGISTERED: Final = 30.0
-"""Seconds for what takes one or two on a quiet machine."""
+_NOTED: Final = "hami.io/"
+"""What HAMi's annotations begin with: its scheduler notes more than one vendor."""
+_STEP: Final = 0.05
+"""Seconds between two looks; the kubelet answers no more than 100 in a second to all together."""
+PATIENCE: Final = 30.0
+"""Seconds for what takes two or three on a quiet machine."""
 _RBAC: Final = {
     "ServiceAccount": "/api/v1/namespaces/kube-system/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -39,8 +46,6 @@ _RBAC: Final = {
 }
 
 
-_AT_REST: Final = ("report.written", "pods.listed")
-"""What an agent has done with the start that asks the API server."""
 _VERB: Final = 60.0
 """Seconds until a verb is taken to hang; on a quiet machine it takes one."""
 
@@ -56,27 +61,18 @@ class Running:
     kubelet: Kubelet
     placing: tuple[Part, ...]
     pods: Watched
-    nodes: Watched
+    nodes: Reading
     release: Release
-    reading: Reading
-    """What HAMi's scheduler knows of the Node."""
     agents: list[Agent] = field(default_factory=list)
     started: int = 0
     """How many agents there were: each has a log of its own."""
 
     @property
     def api(self) -> Api:
-        """The API server, as its admin."""
         return self.plane.admin
 
     @property
-    def agent(self) -> Agent:
-        """The agent that was started last. Raises IndexError: none was."""
-        return self.agents[-1]
-
-    @property
     def parts(self) -> dict[str, Part]:
-        """All programs by name."""
         present = (*self.plane.parts, *self.placing, self.runtime.part, self.kubelet.part)
         return {part.name: part for part in (*present, *(one.part for one in self.agents))}
 
@@ -85,59 +81,51 @@ class Running:
         """The hook path's vgpu directory, from outside."""
         return self.space.view / "usr" / "local" / "vgpu"
 
-    async def start_agent(
-        self, *flags: str, user: str = NODE_USER, gpus: str = "h100:8", name: str = "agent"
-    ) -> Agent:
+    async def start_agent(self, *flags: str, user: str = NODE_USER) -> Agent:
         """Start an agent as one of its two identities; the last one must have ended.
 
         It reports as this cluster's scheduler reads, and reads HAMi's device-config.yaml as that
         does, unless the flags say otherwise.
         """
-        kubeconfig = self.plane.root / f"{user.replace(':', '-')}.kubeconfig"
         if user == ACCOUNT:
             kubeconfig = self.plane.kubeconfig_for("account", await account_token(self.api))
+        else:
+            kubeconfig = self.plane.kubeconfig(user)
         hamis = ("--device-config", str(device_config(self.plane)))
-        command = agent_command(kubeconfig, gpus, (*hamis, *self.release.flags, *flags))
+        command = (
+            *(sys.executable, "-m", "agent", "run", "--node-name", NODE, "--simulate", "h100:8"),
+            *("--kubeconfig", str(kubeconfig), "--web-port", "0", "--log-format", "json"),
+            *(*hamis, *self.release.flags, *flags),
+        )
         self.started += 1
-        made = make_agent(f"{name}-{self.started}", command, self.root / "logs", self.space)
+        environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+        where, logs = f"agent-{self.started}", self.root / "logs"
+        part = Part(where, command, logs, space=self.space, environment=environment)
+        made = Agent(part, self.space.view / "run" / "hami-agent")
         await made.part.start()
         self.agents.append(made)
         return made
 
-    async def start_registered_agent(
-        self,
-        *flags: str,
-        user: str = NODE_USER,
-        gpus: str = "h100:8",
-        name: str = "agent",
-        slices: int = 80,
-    ) -> Agent:
+    async def start_registered_agent(self, *flags: str, user: str = NODE_USER) -> Agent:
         """Start an agent; returns when the kubelet counts its slices and the Node is annotated."""
-
-        async def is_counted() -> bool:
-            return await self.kubelet.offers(RESOURCE, slices)
-
-        made = await self.start_agent(*flags, user=user, gpus=gpus, name=name)
-        await until_answer(is_counted, _REGISTERED, made.part.tail)
-        await self.nodes.until(lambda: self.is_sharing(slices), _REGISTERED, "no slices")
+        made = await self.start_agent(*flags, user=user)
+        await self.until_allocatable(80, PATIENCE)
+        await self.nodes.until(self.is_sharing, PATIENCE, "no slices")
         return made
 
-    def is_sharing(self, slices: int = 80) -> bool:
+    def is_sharing(self) -> bool:
         """Whether the Node offers so many slices and says so to HAMi's scheduler."""
-        node = self.nodes.objects[NODE]
-        noted = node["metadata"].get("annotations") or {}
+        node = self.node_of()
         offered = node["status"].get("allocatable", {}).get(RESOURCE)
-        return offered == str(slices) and annotations.REGISTER in noted
+        return offered == "80" and annotations.REGISTER in notes_of(node)
 
     async def end_agents(self) -> None:
-        """Stop every agent, the last one first, and forget it."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.agents.clear)
             for one in self.agents:
                 stack.push_async_callback(one.part.stop)
 
     def thaw(self) -> None:
-        """Let go on whatever a test froze."""
         for part in self.parts.values():
             part.thaw()
 
@@ -159,14 +147,7 @@ class Running:
         for directory in ("var/lib/hami-agent", "usr/local/vgpu/containers"):
             shutil.rmtree(self.space.view / directory, ignore_errors=True)
 
-    def forget_history(self) -> None:
-        """Forget what the watches have seen until now."""
-        self.reading.forget()
-        self.pods.forget()
-        self.nodes.forget()
-
     def refusals(self) -> list[str]:
-        """What the agents have refused."""
         return [str(line) for one in self.agents for line in one.events("alloc.refused")]
 
     def last_words(self) -> str:
@@ -183,45 +164,135 @@ class Running:
         command = (sys.executable, "-m", "agent", *words)
         return await run_program(*command, environment=environment, within=_VERB)
 
-    async def mark_of_rest(self) -> int:
-        """A mark in the audit log behind the agent's register annotation and its list of the pods.
+    # The Node as API server and kubelet show it.
 
-        A watch shows a write before the log does; what the writer has an answer to is in both.
+    async def remove(self, path: str, grace: int | None = None) -> None:
+        """Delete an object that may be gone, and leave a controller's pods to whoever tidies up."""
+        try:
+            await self.api.delete(path, grace=grace)
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+
+    async def remove_pods(self) -> None:
+        """Delete every pod, wait until the kubelet has forgotten all, and free the Node."""
+        # The watch may not have shown the newest yet.
+        for pod in (await self.api.get("/api/v1/pods"))["items"]:
+            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+            await self.remove(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
+        await until_answer(self._has_none, 30.0, lambda: "pods stay")
+        await self.pods.until(lambda: not self.pods.objects, 30.0, "the watch shows pods")
+        notes = notes_of(await self.api.get(NODE_PATH))
+        noted = dict.fromkeys(name for name in notes if name.startswith(_NOTED))
+        node = await self.api.patch(NODE_PATH, {"metadata": {"annotations": noted}})
+        # Not until nothing is noted: HAMi's scheduler asks for a handshake as soon as it sees none.
+        await self.nodes.until(
+            lambda: _version(self.node_of()) >= _version(node), 30.0, "the watch shows old notes"
+        )
+
+    async def _has_none(self) -> bool:
+        return not (await self.api.get("/api/v1/pods"))["items"]
+
+    def node_of(self) -> Object:
+        return self.nodes.objects[NODE]
+
+    def gpu_uuids(self) -> list[GpuUuid]:
+        """The GPUs of the Node by index, as the register annotation names them."""
+        return [*registered_health(self.node_of())]
+
+    async def until_unlocked(self, within: float = PATIENCE) -> None:
+        """Return once the node has no lock. Raises TimeoutError.
+
+        The API server is asked, for the watch may not even have shown the lock yet; while it is
+        away nobody knows.
         """
-        agent = self.agent
-        await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
-        return self.plane.audit.mark()
 
-    async def asked_since(self, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
-        """What the agent has asked since a mark, once that includes what is wanted."""
-        found: list[Asked] = []
+        async def is_free() -> bool:
+            try:
+                node = await self.api.get(NODE_PATH)
+            except (aiohttp.ClientError, OSError, RefusedError):
+                return False
+            return annotations.MUTEX_LOCK not in notes_of(node)
+
+        await until_answer(is_free, within, lambda: f"the lock stays: {self.node_of()}")
+
+    async def until_allocatable(self, slices: int = 80, within: float = 20.0) -> None:
+        """Return once PodResources tells of so many slices. Raises TimeoutError."""
+        found: frozenset[str] | None = None
 
         async def is_told() -> bool:
-            found[:] = self.plane.audit.since(mark, user)
-            return counted(found) >= wanted
+            nonlocal found
+            found = await self.kubelet.offered(RESOURCE)
+            return found is not None and slices == len(found)
 
-        await until_answer(is_told, 10.0, lambda: f"{wanted} is not there: {found}")
-        return found
+        def why() -> str:
+            told = "no answer" if found is None else f"{len(found)} slices"
+            return f"{told} in PodResources, not {slices}: {self.refusals()}"
+
+        await until_answer(is_told, within, why)
+
+    async def until_offered(self, slices: int, within: float = 20.0) -> None:
+        def offered() -> int:
+            status = self.node_of()["status"]
+            return int(status.get("allocatable", {}).get(RESOURCE, "0"))
+
+        await self.nodes.until(lambda: slices == offered(), within, f"{slices} slices on the Node")
+
+    @contextlib.asynccontextmanager
+    async def watched_capacity(self, whole: int = 80) -> AsyncIterator[list[float]]:
+        """Seconds of each time in which the kubelet offered fewer slices, until the block ends.
+
+        The kubelet must live; what it does not answer is no look.
+        """
+        gaps = list[float]()
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look(whole, gaps))
+            try:
+                yield gaps
+            finally:
+                looking.cancel()
+
+    async def _look(self, whole: int, gaps: list[float]) -> None:
+        loop = asyncio.get_running_loop()
+        began: float | None = None
+        while True:
+            found = await self.kubelet.offered(RESOURCE)
+            if found is not None and len(found) < whole:
+                began = loop.time() if began is None else began
+            elif found is not None and began is not None:
+                gaps.append(loop.time() - began)
+                began = None
+            await asyncio.sleep(_STEP)
+
+
+def registered_health(node: Object) -> dict[GpuUuid, bool]:
+    """The GPUs of the register annotation by index, read by nothing of ours in both its forms.
+
+    In JSON what is zero is absent. Source of the other: HAMi v2.7.1 pkg/device/devices.go.
+    """
+    text = notes_of(node).get(annotations.REGISTER, "[]")
+    if text.startswith("["):
+        gpus = json.loads(text)
+        found = [(one.get("index", 0), one["id"], bool(one.get("health"))) for one in gpus]
+    else:
+        records = [one.split(",") for one in text.split(":")[:-1]]
+        found = [(int(one[7]), one[0], one[6] == "true") for one in records]
+    return {GpuUuid(uuid): is_healthy for _, uuid, is_healthy in sorted(found)}
+
+
+def _version(item: Object) -> int:
+    return int(item["metadata"]["resourceVersion"])
 
 
 async def account_token(api: Api) -> str:
     """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights."""
-    for document in _account_manifests():
-        path = _RBAC[document["kind"]]
-        present = {item["metadata"]["name"] for item in (await api.get(path))["items"]}
-        if document["metadata"]["name"] not in present:
-            await api.create(path, document)
+    for file in sorted(_MANIFESTS.glob("*.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            if path := _RBAC.get(document["kind"]):
+                await api.ask("POST", path, document)  # it may be there
     path = f"{_RBAC['ServiceAccount']}/hami-agent/token"
-    review = await api.create(path, {"spec": {"expirationSeconds": 3600}})
-    token: str = review["status"]["token"]
+    token: str = (await api.create(path, {"spec": {"expirationSeconds": 3600}}))["status"]["token"]
     return token
-
-
-def _account_manifests() -> Iterator[dict[str, dict[str, str]]]:
-    for path in sorted(_MANIFESTS.glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            if document["kind"] in _RBAC:
-                yield document
 
 
 # What agents may ask of the API server, and asked.
@@ -230,28 +301,7 @@ _FORBIDDEN: Final = 403
 
 
 def refused(requests: list[Asked]) -> list[Asked]:
-    """The requests that the user has no right to."""
     return [one for one in requests if one.code == _FORBIDDEN]
-
-
-def reads(requests: list[Asked]) -> Counter[str]:
-    """What was read, but for one opening of each of the two watches, which may end at any time."""
-    found = counted([one for one in requests if one.verb in READS])
-    return found - Counter({"watch pods": 1, "watch nodes": 1})
-
-
-def writes(requests: list[Asked]) -> Counter[str]:
-    """What was written."""
-    return counted([one for one in requests if one.is_write])
-
-
-def of_pods(count: int, *, looks: int = 1) -> Counter[str]:
-    """What so many pods cost: two writes, and a look before the answer.
-
-    There are no looks where names were generated.
-    """
-    each = {"get pods": looks, "patch pods/status": 1, "patch nodes": 1}
-    return +Counter({what: number * count for what, number in each.items()})
 
 
 # What deploy/ grants the agent's account.

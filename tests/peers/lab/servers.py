@@ -5,7 +5,6 @@ with two Nodes, a pod on each, and one without a node.
 """
 
 import contextlib
-import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,14 @@ from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
 from tests.peers.lab.api import Api, Object
 from tests.peers.lab.cluster import open_root
-from tests.peers.lab.control import ADMIN, NODE, NODE_USER, ControlPlane, open_control_plane
+from tests.peers.lab.control import (
+    ADMIN,
+    NODE,
+    NODE_PATH,
+    NODE_USER,
+    ControlPlane,
+    open_control_plane,
+)
 from tests.peers.lab.part import until_answer
 from tests.peers.lab.running import ACCOUNT, account_token
 
@@ -29,7 +35,6 @@ OTHER_POD: Final = "pb"
 FREE_POD: Final = "free"
 PODS: Final = "/api/v1/namespaces/default/pods"
 NODES: Final = "/api/v1/nodes"
-NODE_PATH: Final = f"{NODES}/{NODE}"
 EVENTS: Final = "/api/v1/namespaces/default/events"
 _DEADLINE: Final = 20.0
 
@@ -44,11 +49,6 @@ class Server:
     nobody: Api
     plane: ControlPlane | None = None
     model: ApiServerModel | None = None
-
-    @property
-    def users(self) -> tuple[Api, ...]:
-        """All of them."""
-        return (self.admin, self.node, self.account, self.nobody)
 
     async def forget_history(self) -> None:
         """Let nobody continue from a version of before: compacted, and started again.
@@ -71,14 +71,11 @@ async def model_server() -> AsyncIterator[Server]:
     names = {"t-admin": ADMIN, "t-node": NODE_USER, "t-account": ACCOUNT}
     model = ApiServerModel(ObjectStore(ManualClock(), Seeded(1)), names)
     await model.start()
-    admin, node, account, nobody = (Api(model.url, token, None) for token in (*names, "t-unknown"))
-    server = Server(admin, node, account, nobody, model=model)
     try:
-        await _furnish(server)
-        yield server
+        users = [Api(model.url, token, None) for token in (*names, "t-unknown")]
+        async with _served(users) as (admin, node, account, nobody):
+            yield Server(admin, node, account, nobody, model=model)
     finally:
-        for user in server.users:
-            await user.close()
         await model.stop()
 
 
@@ -89,31 +86,30 @@ async def real_server(binaries: Path) -> AsyncIterator[Server]:
         async with open_control_plane(root, binaries) as plane:
             account = {"metadata": {"name": "default"}}
             await plane.admin.create("/api/v1/namespaces/default/serviceaccounts", account)
-            context = ssl.create_default_context(cafile=plane.certificates.ca)
-            tokens = (
-                plane.tokens[ADMIN],
-                plane.tokens[NODE_USER],
-                await account_token(plane.admin),
-                "unknown",
-            )
-            admin, node, user, nobody = (Api(plane.server, token, context) for token in tokens)
-            server = Server(admin, node, user, nobody, plane=plane)
-            try:
-                await _furnish(server)
+            token = await account_token(plane.admin)
+            tokens = (plane.tokens[ADMIN], plane.tokens[NODE_USER], token, "unknown")
+            users = [plane.client(one) for one in tokens]
+            async with _served(users) as (admin, node, user, nobody):
+                server = Server(admin, node, user, nobody, plane=plane)
                 await until_answer(
                     lambda: _has_rights(server), _DEADLINE, lambda: "the account has no rights"
                 )
                 yield server
-            finally:
-                for user in server.users:
-                    await user.close()
 
 
-async def _furnish(server: Server) -> None:
-    for name in (NODE, OTHER_NODE):
-        await server.admin.have("POST", NODES, {"metadata": {"name": name}})
-    for name, node in ((OWN_POD, NODE), (OTHER_POD, OTHER_NODE), (FREE_POD, "")):
-        await server.admin.have("POST", PODS, plain_pod(name, node))
+@contextlib.asynccontextmanager
+async def _served(users: list[Api]) -> AsyncIterator[list[Api]]:
+    """What both begin with, made by the first of these users; all are closed."""
+    admin, *_ = users
+    try:
+        for name in (NODE, OTHER_NODE):
+            await admin.create(NODES, {"metadata": {"name": name}})
+        for name, node in ((OWN_POD, NODE), (OTHER_POD, OTHER_NODE), (FREE_POD, "")):
+            await admin.create(PODS, plain_pod(name, node))
+        yield users
+    finally:
+        for user in users:
+            await user.close()
 
 
 async def _has_rights(server: Server) -> bool:
@@ -168,17 +164,14 @@ def essence(obj: Object) -> Object:
 
 
 def told(event: Object) -> tuple[str, Object]:
-    """The type of an event and the essence of its object."""
     return event["type"], essence(event["object"])
 
 
 def marks(**annotations: object) -> Object:
-    """A patch of annotations."""
     return {"metadata": {"annotations": annotations}}
 
 
 def conditions(*some: tuple[str, str]) -> Object:
-    """A patch of these conditions, each with its status."""
     return {
         "status": {
             "conditions": [

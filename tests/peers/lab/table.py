@@ -1,8 +1,6 @@
 """What was measured, beside what was promised: a table for people, and the same for programs."""
 
 import json
-import os
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +31,6 @@ class Table:
         assert measured <= most, f"{what}: {measured:g}, not {most:g} {unit}"
 
     def told(self) -> list[Mapping[str, Any]]:
-        """All figures, for another process or a file."""
         return [*self._figures.values()]
 
     def take(self, told: Iterable[Mapping[str, Any]]) -> None:
@@ -44,7 +41,6 @@ class Table:
                 self._figures[one["what"]] = one
 
     def text(self) -> str:
-        """A Markdown table."""
         return _HEAD + "".join(map(_line, self.told()))
 
     def write(self, path: Path) -> None:
@@ -60,17 +56,3 @@ def _line(one: Mapping[str, Any]) -> str:
     verdict = "" if bound is None else "over" if measured > bound else "ok"
     promised = "-" if bound is None else f"{bound:g} {unit}"
     return f"| {one['what']} | {measured:g} {unit} | {promised} | {verdict} |\n"
-
-
-# How long a process lives, by the kernel's own clock.
-
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_STARTED: Final = 19
-"""Place of the start time behind the name of the program, in proc_pid_stat(5)."""
-
-
-def age_of(pid: int) -> float:
-    """Seconds since a process was made, in steps of 10 ms. Raises OSError: it is gone."""
-    _, _, text = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
-    started = int(text.split()[_STARTED]) / _TICKS
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

@@ -8,9 +8,7 @@ import json
 import pytest
 
 from agent import cluster as annotations
-from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.control import AuditLog, counted
-from tests.peers.lab.node_state import Capacity
 from tests.peers.lab.table import Table
 
 # The audit log tells what was asked since a mark, or that it cannot tell.
@@ -67,15 +65,6 @@ def test_a_sign_of_life_is_left_out_and_nothing_else_that_writes_the_handshake(p
     assert {"patch nodes": 3} == counted(AuditLog(path).since(0, "me"))
 
 
-def test_gaps_in_what_the_kubelet_offers_are_found_with_their_length():
-    """One lasts from the first slice that is missing to the last that comes back."""
-    capacity = Capacity()
-    for at, count in enumerate((80, 80, 0, 0, 70, 80, 0, 80, 0)):
-        capacity.look(float(at), count)
-
-    assert [3.0, 1.0] == capacity.gaps()
-
-
 # What was promised is held.
 
 
@@ -90,18 +79,3 @@ def test_a_count_is_over_its_bound_by_one_and_a_time_only_by_far():
         table.hold("lock free", 26.0, 5.0)
 
     assert 2 == table.text().count("| over |")
-
-
-def test_a_watch_tells_when_a_state_was_first_seen_since_a_moment():
-    watched = Watched()
-    # The fourth is another pod of that name.
-    for at, phase in enumerate(("Pending", "Running", "Running", "Pending", "Running", "Running")):
-        metadata = {"namespace": "default", "name": "pod"}
-        watched.take(Sighting(float(at), "ADDED", {"metadata": metadata, "phase": phase}))
-
-    def when(since: float) -> float | None:
-        return watched.when("default/pod", lambda pod: pod["phase"] == "Running", since=since)
-
-    assert [1.0, 4.0, 5.0, None] == [when(since) for since in (0.0, 2.5, 5.0, 5.5)]
-    watched.forget()
-    assert (None, "Running") == (when(0.0), watched.objects["default/pod"]["phase"])

@@ -83,7 +83,6 @@ def test_a_file_from_before_a_key_of_a_row_or_of_health_reads_without(kind, key,
 def test_the_health_of_every_gpu_is_kept():
     (one,) = a_full_state().health.values()
     state = State(health={a_uuid(number): one for number in range(8)})
-
     assert state.health == decode_state(encode_state(state)).health
 
 
@@ -127,7 +126,6 @@ def test_keys_that_this_version_does_not_know_are_ignored_at_every_depth():
         part["new"] = [1]
     for health in data["health"].values():
         health["new"] = "x"
-
     assert a_full_state() == decode_state(a_file(data, new_head=1))
 
 
@@ -138,7 +136,6 @@ def test_a_file_of_the_next_version_is_read_after_a_downgrade():
 def test_data_of_another_shape_is_refused_although_its_checksum_is_right():
     data = data_of(a_full_state())
     data["ledger"]["rows"][0]["role"] = "captain"
-
     with pytest.raises(StateCorrupt, match="captain"):
         decode_state(a_file(data))
 
@@ -146,7 +143,6 @@ def test_data_of_another_shape_is_refused_although_its_checksum_is_right():
 def test_an_agent_of_the_version_before_reads_what_is_written():
     former = json.loads(OWING.read_bytes())["data"]["ledger"]
     ledger = data_of(a_full_state())["ledger"]
-
     assert [] == ledger["outbox"]
     assert former["rows"][0].pop("told") is True  # it is false where it is missing
     for kind in ("rows", "plain"):
@@ -159,7 +155,6 @@ def test_what_the_version_before_knew_to_be_held_was_confirmed(holder, expected)
     data = json.loads(FORMER.read_bytes())["data"]
     (plain,) = data["ledger"]["plain"]
     plain |= {"recorded": False} if holder else {"recorded": False, "holder": None}
-
     assert expected is decode_state(a_file(data)).ledger.rows[1].confirmed
 
 
@@ -175,7 +170,6 @@ def test_what_is_written_reads_back():
 def test_settings_of_version_1_read_for_ever_and_are_written_like_this():
     content = SETTINGS_GOLDEN.read_bytes()
     copy = unseal(content, LAST_GOOD_KIND, LastGood)
-
     assert content == seal(LAST_GOOD_KIND, copy)
     assert ("0.1.0", "node-a", {"pool": "big"}) == (copy.written_by, copy.node, copy.labels)
     assert copy.own == SourceFile("/etc/hami-agent/config.yaml", b"sharing: {splitCount: 8}\n")
@@ -186,5 +180,4 @@ def test_keys_of_a_later_version_are_ignored_and_missing_ones_are_nothing():
     data = {"written_by": "9.0.0", "node": "node-a", "more": [1]}
     version, later = (f'"version":{number}'.encode() for number in (VERSION, VERSION + 1))
     content = seal(LAST_GOOD_KIND, data).replace(version, later)
-
     assert LastGood("9.0.0", "node-a") == unseal(content, LAST_GOOD_KIND, LastGood)

@@ -28,19 +28,11 @@ def a_file(entries: list | None) -> bytes:
     return json.dumps({"Data": data, "Checksum": 3089331425}).encode()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{}",
-        b'{"Data": 1}',
-        b"\xff",
-        a_file([an_entry(1, "a")])[:-9],
-        a_file([{"PodUID": 1}]),
-        a_file([an_entry(1, "a") | {"DeviceIDs": ["GPU-1-0"]}]),  # of a kubelet before 1.20
-        b'{"Data":' * 100_000,
-    ],
-)
+BEFORE_1_20 = an_entry(1, "a") | {"DeviceIDs": ["GPU-1-0"]}
+TORN = [b"", b"{}", b'{"Data": 1}', b"\xff", a_file([an_entry(1, "a")])[:-9], b'{"Data":' * 100_000]
+
+
+@pytest.mark.parametrize("content", [*TORN, a_file([{"PodUID": 1}]), a_file([BEFORE_1_20])])
 def test_a_file_that_is_torn_or_of_another_shape_is_malformed(content):
     with pytest.raises(MalformedText, match="the kubelet's checkpoint"):
         decode_records(content, RESOURCE)
@@ -54,9 +46,7 @@ def test_the_ids_of_each_container_are_found_whatever_their_numa_nodes():
     spread = an_entry(1, "a") | {"DeviceIDs": {"0": ["GPU-1-0"], "1": ["GPU-2-0"], "-1": None}}
     without = an_entry(1, "b") | {"DeviceIDs": None}
     foreign = an_entry(2, "a", "example.com/nic")
-
     held = decode_records(a_file([spread, without, an_entry(3, "a"), foreign]), RESOURCE)
-
     assert [frozenset({"GPU-1-0", "GPU-2-0"}), frozenset(), frozenset({"GPU-1-0"})] == list(
         held.values()
     )

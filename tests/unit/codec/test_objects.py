@@ -15,13 +15,7 @@ from msgspec.structs import astuple, replace
 from agent.cluster import NOT_WHOLE, REGISTER, NodeView, PodView
 from agent.errors import MalformedText
 from agent.kube.objects import decode_node, decode_pod, decode_quantity
-from agent.kube.reader import (
-    ListedPod,
-    PodEventView,
-    annotation_writes,
-    decode_listed,
-    decode_pod_event,
-)
+from agent.kube.reader import ListedPod, annotation_writes, decode_listed, decode_pod_event
 from tests.builders import POD_UID
 from tests.unit.rows import rows_of
 
@@ -60,7 +54,7 @@ def container(**parts: Any) -> PodView:
 
 def ended(exit: int, policy: str, kind: str = "containers", own: Any = None) -> dict[str, Any]:  # noqa: A002
     """The parts of a pod whose only container has ended."""
-    status = {"name": "main", "containerID": "c://x"}
+    status: dict[str, Any] = {"name": "main", "containerID": "c://x"}
     status["state"] = {"terminated": {"exitCode": exit, "finishedAt": AT}}
     spec = {"restartPolicy": policy, "containers": [], kind: [{"name": "main"} | (own or {})]}
     return {"spec": spec, "status": {f"{kind.removesuffix('s')}Statuses": [status]}}
@@ -80,7 +74,27 @@ def view_of(words: str) -> PodView:
     return decode_pod(pod_object(**{kind: part}), GPU)
 
 
-def told(view: PodView, field: str) -> object:
+def other_told(kind: str, part: Any) -> object:
+    """What is kept of an Event, of managed fields and of the volumes of another pod."""
+    match kind:
+        case "event":
+            event = {"type": "Warning", "reason": "FilteringFailed", "message": "no"} | part
+            one = decode_pod_event(event)
+            assert ("Warning", "FilteringFailed", "no") == astuple(one)[:3]
+            return f"{one.last and one.last.isoformat()} {one.writer}".strip()
+        case "managed":
+            return [*annotation_writes({"managedFields": part})]
+    spec, labels = (
+        {"nodeName": "n1", "volumes": part},
+        {"app.kubernetes.io/component": "hami-agent"},
+    )
+    pod = {"metadata": {"namespace": "d", "name": "p", "labels": labels}, "spec": spec}
+    found = decode_listed(pod)
+    assert ListedPod("d", "p", "n1") == replace(found, is_plugin=False)
+    return found.is_plugin
+
+
+def told(view: PodView, field: str) -> Any:
     """What of the view a row names."""
     one = view.containers[0]
     match field:
@@ -101,6 +115,10 @@ def test_a_pod_is_taken_for_what_the_table_says(words: str, expected: str):
         assert ast.literal_eval(expected) == decode_quantity(
             words.removeprefix("quantity ").strip("'")
         )
+        return
+    kind, _, text = words.partition(" ")
+    if kind in {"event", "managed", "volumes"}:
+        assert ast.literal_eval(expected) == other_told(kind, yaml.safe_load(text))
         return
     view = view_of(words)
     for part in expected.split(" & "):
@@ -155,75 +173,3 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
         renamed.resource,
     )
     assert found == renamed.asking_by(GPU)
-
-
-# Who wrote an annotation last, as the API server keeps it.
-
-EARLY = "2026-01-01T00:00:00Z"
-
-
-def by(manager: str, time: str, *keys: str) -> dict[str, Any]:
-    fields = {"f:metadata": {"f:annotations": {f"f:{key}": {} for key in keys}}}
-    return {"manager": manager, "time": time, "fieldsV1": fields}
-
-
-@pytest.mark.parametrize(
-    ("managed", "writes"),
-    [
-        ([by("plugin", EARLY, REGISTER, "seen")], [(REGISTER, "plugin"), ("seen", "plugin")]),
-        ([by("plugin", EARLY), by("other", EARLY, REGISTER)], [(REGISTER, "other")]),
-        ("none", []),
-        ([None, {"manager": 1, "fieldsV1": {"f:metadata": []}}], []),
-        (None, []),
-    ],
-)
-def test_who_wrote_an_annotation_is_told_with_the_time(managed: Any, writes: list):
-    told = [(key, writer, EARLY) for key, writer in writes]
-    assert told == list(annotation_writes({"managedFields": managed}))
-
-
-MIDDAY = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
-
-
-@pytest.mark.parametrize(
-    ("parts", "last", "writer"),
-    [
-        ({"lastTimestamp": "2026-01-02T12:00:00Z"}, MIDDAY, ""),
-        ({"eventTime": "2026-01-02T12:00:00Z", "reportingComponent": "kubelet"}, MIDDAY, "kubelet"),
-        (
-            {
-                "series": {"lastObservedTime": "2026-01-02T12:00:00.000000Z"},
-                "source": {"component": "hami-scheduler"},
-            },
-            MIDDAY,
-            "hami-scheduler",
-        ),
-        ({"metadata": {"creationTimestamp": "2026-01-02T12:00:00Z"}}, MIDDAY, ""),
-        ({"lastTimestamp": "noon"}, None, ""),
-    ],
-)
-def test_an_event_of_either_form_has_a_last_time(
-    parts: dict, last: dt.datetime | None, writer: str
-):
-    event = {"type": "Warning", "reason": "FilteringFailed", "message": "no"} | parts
-
-    assert PodEventView("Warning", "FilteringFailed", "no", writer, last) == (
-        decode_pod_event(event)
-    )
-
-
-@pytest.mark.parametrize(
-    ("volumes", "is_plugin"),
-    [
-        ([{"emptyDir": {}}, {"hostPath": {"path": "/data/kubelet/device-plugins/"}}], True),
-        # The label alone makes no agent.
-        *((one, False) for one in (None, [], [{"hostPath": {"path": "/var/lib/kubelet"}}], [3])),
-    ],
-)
-def test_a_device_plugin_mounts_the_directory_of_plugins(volumes: list | None, *, is_plugin: bool):
-    labels = {"app.kubernetes.io/component": "hami-agent"}
-    spec = {"nodeName": "n1", "volumes": volumes}
-    pod = {"metadata": {"namespace": "d", "name": "p", "labels": labels}, "spec": spec}
-    expected = ListedPod("d", "p", "n1")
-
-    assert replace(expected, is_plugin=is_plugin) == decode_listed(pod)

@@ -45,9 +45,7 @@ def crowd(offsets: RegionOffsets, processes: int, gpus: int) -> bytearray:
 @EACH
 def test_the_size_with_and_without_the_last_byte_is_right_and_no_other(offsets):
     content = two(offsets) + bytes(2)
-
     states = [read_bytes(content[: offsets.size + more]).state for more in (-1, 0, 1, 2)]
-
     refused, readable = RegionState.UNREADABLE, RegionState.READABLE
     assert [refused, readable, readable, refused] == states
 
@@ -56,9 +54,7 @@ def test_the_size_with_and_without_the_last_byte_is_right_and_no_other(offsets):
 @pytest.mark.parametrize("left", [0, HEAD_SIZE - 1, HEAD_SIZE, 1_000_000, 1_197_896, 2_008_900])
 def test_a_file_that_is_shortened_while_it_is_read_is_refused(offsets, left):
     content = two(offsets)[: min(left, offsets.tail)]
-
     reading = read_bytes(content, size=offsets.size)
-
     assert "it became shorter while it was read" == reading.reason
 
 
@@ -73,7 +69,6 @@ def test_a_uuid_that_is_none_is_refused_wherever_it_is(offsets, uuid, index):
     content = two(offsets)
     at = offsets.uuids + 96 * index
     content[at : at + 96] = uuid.ljust(96, b"\0")
-
     reason = f"no layout of HAMi-core has its size of {len(content)} bytes and its first fields"
     assert reason == read_bytes(content).reason
 
@@ -85,14 +80,12 @@ def test_a_uuid_that_is_none_is_refused_wherever_it_is(offsets, uuid, index):
 def test_the_process_count_is_clamped(offsets, raw, count):
     content = crowd(offsets, 1024, 2)
     struct.pack_into("<i", content, offsets.tail, raw)
-
     assert count == len(read_bytes(content).region.processes)
 
 
 @EACH
 def test_more_processes_and_gpus_than_any_work_has_are_not_read(offsets):
     reading = read_bytes(crowd(offsets, 1024, 16))
-
     assert "1024 processes on 16 GPUs are more than are read" == reading.reason
 
 
@@ -102,7 +95,6 @@ def test_a_slot_without_a_process_is_left_out(offsets, pid, status):
     content = two(offsets)
     struct.pack_into("<i", content, offsets.slots, pid)
     struct.pack_into("<i", content, offsets.slots + offsets.status, status)
-
     assert 1 == len(read_bytes(content).region.processes)
 
 
@@ -138,7 +130,6 @@ def process_of(slot: dict[str, Any], count: int) -> RegionProcess:
 @pytest.mark.parametrize("name", file_ids())
 def test_each_field_is_read_as_hami_core_wrote_it(name):
     file = region_file(name)
-
     assert RegionReading(RegionState.READABLE, expected(file.layout, file.fields)) == read_bytes(
         file.content
     )

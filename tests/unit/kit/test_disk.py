@@ -48,7 +48,6 @@ def test_a_directory_of_this_machine_takes_writes_until_it_is_removed(tmp_path):
     opened = os.open(tmp_path / "gone", os.O_RDONLY | os.O_DIRECTORY)
     check_writable(opened, "there")
     (tmp_path / "gone").rmdir()
-
     with pytest.raises(FileNotFoundError):
         check_writable(opened, "there")
     os.close(opened)

@@ -89,7 +89,6 @@ async def test_a_failed_activity_runs_again_after_its_delay(lives, end, delays, 
 )
 async def test_an_expected_failure_is_one_line_and_a_bug_has_its_traceback(end, text, is_bug):
     (line,) = await supervised(flaky([], [0], end), seconds=9, expected=(OSError,))
-
     assert ("service.failed", "demo") == (line["event"], line["service"])
     assert text in line["err"] if text == "g" else text == line["err"]
     assert line["exc_info"] is (end if is_bug else None)
@@ -187,7 +186,6 @@ async def test_a_failure_unwinds_all_once_and_surfaces(is_inner):
     bad = a_task(seen, "bad", fail_after=3)
     with pytest.raises(ExceptionGroup) as caught:
         await run_all([[outer], [inner, bad]] if is_inner else [[bad], [inner]])
-
     assert caught.group_contains(ValueError, match="bad")
     first, then = [(3, "cancel", "b"), (4, "end", "b")], [(4, "cancel", "a"), (5, "end", "a")]
     assert first + then * is_inner == [note for note in seen if note[1] != "start"]
@@ -219,7 +217,6 @@ async def cleans_up_badly():
 async def test_any_end_but_the_requested_one_is_a_failure(work, failure, text):
     with pytest.raises(ExceptionGroup) as caught:
         await run_all([[Task("demo", work, None)]], stop_after=1 if failure is OSError else None)
-
     assert caught.group_contains(failure, match=text)
 
 
@@ -245,7 +242,6 @@ async def test_there_and_back_again_is_seen_as_a_change():
     await anext(follower)
     cell.set("b")
     cell.set("a")
-
     assert "a" == await anext(follower)
 
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agent.errors import SettingsError
@@ -16,7 +15,7 @@ from agent.ledger import LastGood, Ledger, SourceFile
 from agent.settings import reading
 from agent.settings.reading import COPY, Sources, SourcesRead, make_plan, stand_in
 from agent.state import LAST_GOOD_KIND, seal
-from tests.builders import NODE, a_pod_uid, a_row
+from tests.builders import NODE, a_row
 from tests.fakes.offload import Blocked, Hanging, Inline
 from tests.fakes.settings_files import begin, load, look
 
@@ -130,7 +129,6 @@ def test_the_default_file_may_be_missing_and_may_not_be_bad(sources, tmp_path, m
     path.unlink()
     make(path)
     found = look(sources)
-
     if says is None:
         assert 10 == split_count(found)
     else:
@@ -160,7 +158,6 @@ def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(source
 def test_refused_sources_with_a_damaged_copy_are_refused(sources, tmp_path, keep, content: bytes):
     (tmp_path / "own.yaml").write_text(BAD)
     (tmp_path / "state" / COPY).write_bytes(content)
-
     with pytest.raises(SettingsError, match=r"own\.yaml:1:23"):
         begin(sources)
 
@@ -170,7 +167,6 @@ async def test_a_file_that_does_not_answer_gives_way_to_the_copy(
 ):
     keep()
     start = await reading.begin(sources, Hanging("own.yaml", monkeypatch), Inline())
-
     assert 4 == split_count(start)
     assert f"{tmp_path}/own.yaml, or a file of HAMi's, was not read" in str(start.refusal)
 
@@ -178,16 +174,7 @@ async def test_a_file_that_does_not_answer_gives_way_to_the_copy(
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
 
 
-def rows(*names: str, resource: str = OLD) -> Ledger:
-    """A row of hami mode for each pod of namespace `a`."""
-    return Ledger(
-        tuple(
-            msgspec.structs.replace(
-                a_row(pod_uid=a_pod_uid(n), namespace="a", pod=name), resource=resource
-            )
-            for n, name in enumerate(names)
-        )
-    )
+ROWS = Ledger((a_row(pod="p", resource=OLD),))
 
 
 def said(ledger: Ledger, scheduler: str = "hami", resource: str = OLD) -> str:
@@ -206,7 +193,7 @@ def test_another_name_is_refused_with_its_place_and_what_to_do():
         "while pods hold slices; running pods go on: drain the node (kubectl drain node-1) or "
         "delete the pods that `hami-agent status --by pod` names, or set it back; slices are held "
         "for up to two minutes after their pod has gone"
-    ) == said(rows("p"), resource=NEW)
+    ) == said(ROWS, resource=NEW)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +208,7 @@ def test_another_name_is_refused_with_its_place_and_what_to_do():
 def test_last_good_settings_stand_in_for_those_that_the_rows_refuse(kept, *, stands_in: bool):
     now = Sources(own=SourceFile("c.yaml", f"sharing: {{resourceName: {NEW}}}".encode()))
     copy = None if kept is None else LastGood("0", NODE, own=SourceFile("c.yaml", kept.encode()))
-    found = stand_in(copy, now, rows("p"))
-
+    found = stand_in(copy, now, ROWS)
     assert stands_in == (found is not None)
     if found is not None:
-        found.check_rows(rows("p"))
+        found.check_rows(ROWS)

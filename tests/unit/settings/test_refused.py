@@ -74,7 +74,6 @@ def test_a_wrong_source_is_refused_with_its_place(sources: dict[str, object], sa
 def test_a_wrong_entry_of_config_json_is_told_with_its_place(row: str, says: str):
     entry = row.removeprefix("entry ")
     (warning,) = plan_of(nodes=f'{{"nodeconfig":[{entry}]}}').warnings
-
     assert warning.startswith(f"n.json:1:{says}")
 
 

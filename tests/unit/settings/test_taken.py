@@ -11,7 +11,6 @@ import pytest
 from tests.unit.rows import rows_of
 from tests.unit.settings.plans import plan_of, sources_of
 
-COUNT = "sharing.splitCount"
 HERE = ("a", {"zone": "a"})
 OWN = """
 sharing: {splitCount: 3}
@@ -50,49 +49,11 @@ def test_the_sources_give_a_node_its_values(words: str, told: str):
     assert [] == warnings
 
 
-@pytest.mark.parametrize(
-    ("match", "node", "holds"),
-    [
-        ("{nodes: [a, 'b?']}", ("b1",), True),
-        ("{nodes: [a, 'b?']}", ("b12",), False),
-        ("{labels: 'zone=a'}", ("", {"zone": "a"}), True),
-        ("{labels: 'zone=a'}", ("", {}), False),
-        ("{labels: 'zone!=a'}", ("", {}), True),
-        ("{labels: 'zone!=a'}", ("", None), False),
-        ("{nodes: [a], labels: 'zone=a'}", ("b", {"zone": "a"}), False),
-    ],
-)
-def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, node, *, holds: bool):
-    plan = plan_of(own=f"profiles:\n- {{name: p, match: {match}, sharing: {{splitCount: 4}}}}")
-
-    assert (4 if holds else 10) == plan.resolve(*node)[COUNT].value
-    assert ["p"] * holds == [one.name for one in plan.applied(*node)]
-
-
-def test_every_key_of_hamis_files_reaches_its_setting():
-    devices = {
-        "resourceCountName": ("a.com/gpu", "sharing.resourceName", "a.com/gpu"),
-        "resourceMemoryName": ("a.com/mem", "sharing.memoryResourceName", "a.com/mem"),
-        "resourceMemoryPercentageName": ("a.b/c", "sharing.memoryPercentResourceName", "a.b/c"),
-        "resourceCoreName": ("", "sharing.coreResourceName", ""),
-        "memoryFactor": (1024, "sharing.memoryFactor", 1024),
-        "defaultMemory": (-1, "sharing.defaultMemoryMiB", -1),
-        "defaultCores": (30, "sharing.defaultCorePercent", 30),
-        "deviceSplitCount": (2, "sharing.splitCount", 2),
-        "deviceMemoryScaling": (1.5, "sharing.memoryScaling", 1.5),
-        "deviceCoreScaling": (2, "sharing.coreScaling", 2.0),
-        "preConfiguredDeviceMemory": (7, "sharing.preconfiguredMemoryMiB", 7),
-        "enableNumaTopology": (False, "sharing.numaTopology", False),
-        "libCudaLogLevel": (3, "library.cudaLogLevel", "3"),
-        "disableCoreLimit": (True, "library.disableCoreLimit", True),
-        "gpuCorePolicy": ("FORCE", "library.corePolicy", "force"),
-    }
-    given = {key: value for key, (value, _, _) in devices.items()}
-    found = plan_of(json.dumps({"nvidia": given})).resolve(*HERE)
-
-    assert {key: value for _, key, value in devices.values()} == {
-        key: one.value for key, one in found.items() if one.origin != "default"
-    }
+def test_a_profile_that_asks_for_labels_is_not_for_a_node_whose_labels_are_not_known():
+    plan = plan_of(
+        own="profiles: [{name: p, match: {labels: 'zone!=a'}, report: {profile: colon}}]"
+    )
+    assert [["p"], []] == [[one.name for one in plan.applied("", known)] for known in ({}, None)]
 
 
 def keys(count: int) -> dict[str, int]:
@@ -108,6 +69,5 @@ def keys(count: int) -> dict[str, int]:
 )
 def test_twenty_warnings_are_told_about_a_file_and_wrong_values_first(sources):
     warnings = plan_of(**sources).warnings
-
     assert 20 == len(warnings)
     assert ": name: expected text" in warnings[0] or "a b cannot be set here" in warnings[0]

@@ -1,6 +1,9 @@
 """Rows of plain mode and what the kubelet says of their holders, for tests."""
 
 import datetime as dt
+from typing import Any
+
+from msgspec.structs import replace
 
 from agent.cluster import PodUid
 from agent.ledger import (
@@ -27,32 +30,21 @@ def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
     return tuple(slice_id(a_gpu(index=gpu).uuid, number) for number in numbers)
 
 
-def a_plain_row(
-    *,
-    uid: PodUid = UID,
-    slice_ids: tuple[SliceId, ...] = ids(0),
-    limited: bool = True,
-    minute: int = 0,
-    epoch: KubeletEpoch = EPOCH,
-    holder: Holder | None = None,
-    confirmed: bool = False,
-    adopted: bool = False,
-    resource: str = RESOURCE,
-) -> Row:
-    """A row of plain mode, answered `minute` minutes after noon."""
-    return Row(
+def a_plain_row(*, uid: PodUid = UID, limited: bool = True, minute: int = 0, **changes: Any) -> Row:
+    """A row of plain mode, answered `minute` minutes after noon; one with a holder is confirmed."""
+    row = Row(
         key=ContainerKey(uid, PLAIN),
-        slice_ids=slice_ids,
+        slice_ids=ids(0),
         shares=(Share(a_gpu(index=0).uuid, 8155, 0),) if limited else (),
         edits=ContainerEdits(),
         answered_at=NOON + dt.timedelta(minutes=minute),
-        epoch=epoch,
-        holder=holder,
+        epoch=EPOCH,
+        holder=None,
         decided_by=Decider.KUBELET,
-        confirmed=confirmed or adopted or holder is not None,
-        adopted=adopted,
-        resource=resource,
+        confirmed=bool(changes.get("adopted") or changes.get("holder")),
+        resource=RESOURCE,
     )
+    return replace(row, **changes)
 
 
 def holds(holder: Holder, *slice_ids: SliceId, resource: str = RESOURCE) -> Holding:

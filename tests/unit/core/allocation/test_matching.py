@@ -306,7 +306,7 @@ CLAIMS: dict[str, list[tuple[Evidence, str]]] = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_decision(claim: str) -> None:
+def test_who_is_asking_and_what_is_asked_next(claim: str) -> None:
     for scene, expected in CLAIMS[claim]:
         assert expected == said(scene)
 
@@ -409,7 +409,6 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone(gpu, expected) -> Non
     pod = named_pod(1, phase=Phase.RUNNING, groups=None)
     scene = knowing(a_scene(pod, rows=(row_of(pod),)), holding(pod))
     scene = changed(scene, inventory=an_inventory(gpus=(gpu,)))
-
     assert expected == said(changed(scene, listed=True))
     assert "PODS" == said(scene)  # another pod may be asking
 
@@ -426,7 +425,6 @@ PROXIED = replace(NAMESAKE, containers=(a_container(name="proxy", count=0), a_co
 )
 def test_a_stray_is_not_served_for_the_deleted_namesake_that_the_kubelet_knows(pod, answer) -> None:
     scene = knowing(a_scene(pod, lock=pod), answer)
-
     assert ["PODS", "NO_POD_ADMITTED"] == [said(scene), said(changed(scene, listed=True))]
 
 

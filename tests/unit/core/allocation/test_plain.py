@@ -26,7 +26,6 @@ ALL = tuple(slice_id(G0.uuid, number) for number in range(MANY))
 )
 def test_slices_of_a_gpu_are_equal_parts_of_its_memory(wanted, inventory, held, mib):
     (granted,) = grant(wanted, inventory, held)
-
     assert (G0.uuid, mib, 0) == (
         granted.share.uuid,
         granted.share.memory_mib,
@@ -38,14 +37,12 @@ def test_the_gpus_are_in_the_order_of_their_pci_bus_ids_whatever_the_kubelets_or
     first = a_shared_gpu(gpu=a_gpu(index=0, pci="0000:90:00.0"))
     second = a_shared_gpu(gpu=a_gpu(index=1, pci="0000:10:00.0"))
     inventory = an_inventory(gpus=(first, second))
-
     for wanted in ((*ids(1), *ids(2, gpu=1)), (*ids(2, gpu=1), *ids(1))):
         assert [second.uuid, first.uuid] == [one.share.uuid for one in grant(wanted, inventory, ())]
 
 
 def test_a_slice_is_never_of_0_mib_which_would_mean_all():
     tiny = an_inventory(gpus=(a_shared_gpu(gpu=G0, registered_mib=9, split_count=10),))
-
     assert [1] == [one.share.memory_mib for one in grant(ids(0), tiny, ())]
 
 
@@ -75,7 +72,6 @@ REFUSED = {
 def test_what_is_no_slice_here_is_refused_in_one_short_line(wanted, gate, wrong, todo):
     with pytest.raises(Refusal) as caught:
         grant(wanted, an_inventory(), ())
-
     check_refusal(caught.value, gate, wrong=wrong, todo=todo)
     assert len(caught.value.sentence) < 300
 

@@ -3,6 +3,8 @@
 What a container asks for is what HAMi v2.10's own code made of the same pod.
 """
 
+from typing import Any
+
 import pytest
 
 from agent.allocate.match import pair_groups
@@ -120,9 +122,10 @@ def test_a_pod_of_the_api_server_is_read_as_hami_reads_it(case_id: str) -> None:
 def test_a_gpu_of_1001_mib_is_given_as_hami_gives_it(asked: str, given: str) -> None:
     words = dict(word.split("=") for word in asked.split() if "=" in word)
     amounts = {name: int(text) for name, text in words.items() if name.startswith((GPU, "a.com"))}
-    rules = {name: text if "/" in text else int(text) for name, text in words.items()}
-    for name in ("count", *amounts):
-        rules.pop(name, None)
+    rules: dict[str, Any] = {
+        name: text if "/" in text else int(text)
+        for name, text in words.items()
+        if name not in {"count", *amounts}
+    }
     request = read_request(int(words.get("count", 1)), amounts, RequestRules(**rules))
-
     assert given == ("none" if request is None else f"{request.memory_on(1001)} {request.cores}")

@@ -46,7 +46,6 @@ def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10
 
 def test_init_containers_count_by_their_peak_and_no_memory_means_all_of_it():
     inits = [claim(role=Role.INIT, mib=500, percent=1), claim(role=Role.INIT, mib=1, percent=50)]
-
     assert GpuUse(500, 50) == pod_use([*inits, claim(mib=100)], GPU)
     assert GpuUse(1000, 10) == pod_use([claim(mib=0)], GPU)
 
@@ -67,16 +66,13 @@ def summed(text: str) -> str:
 def test_limits_that_an_earlier_version_set_count_until_the_row_goes():
     row = a_row(shares=[a_share(uuid=G1, memory_mib=100)])
     raised = msgspec.structs.replace(row, live_limits=(Share(G1, 700, 40),))
-
     table = PodTable(pods={row.key.pod_uid: a_pod(phase=Phase.RUNNING)}, synced=True)
-
     assert GpuUse(700, 40) == promised(Ledger((raised,)), table, GPU)
     assert GpuUse(700, 40) == gpu_use(filter(None, [scheduled(raised, None)]), GPU)
 
 
 def test_what_just_fits_fits_and_one_more_does_not():
     live = [claim(1, mib=400, percent=50), claim(2, mib=500, percent=30)]
-
     assert None is shortage(claim(3, mib=100, percent=20), live, GPUS)
     memory = shortage(claim(3, mib=101, percent=20), live, GPUS)
     cores = shortage(claim(3, mib=100, percent=21), live, GPUS)

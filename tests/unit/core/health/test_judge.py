@@ -141,7 +141,6 @@ def test_a_history_leads_to_what_is_told_of_it(history):
 )
 def test_what_the_operator_declares_harmless_is_forgotten_and_nothing_else(settings):
     struck, faulty = after("xid48")[0], after("ecc")[0]
-
     assert Condition.OK is judge.remembered(struck, NOON, settings, boot_changed=False).condition
     assert Condition.BAD is judge.remembered(faulty, NOON, settings, boot_changed=False).condition
 

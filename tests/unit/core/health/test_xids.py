@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.health.judge import HealthSettings, XidClass, judge, xid_class, xid_name
-from agent.model import Condition, DriverEvent, EventKind, Health
-from tests.builders import G1, NOON
+from agent.health.judge import HealthSettings, XidClass, xid_class, xid_name
 from tests.hami_vectors import Vector, cases
 
 APPLICATION = (13, 31, 43, 45, 68, 109)
@@ -37,61 +35,35 @@ def test_the_variables_mean_what_they_mean_to_hami(vector: Vector):
     assert vector.expected["ignored"] == ignored
 
 
-@pytest.mark.parametrize(
-    ("disable", "enable", "off", "ignored"),
-    [
+def test_the_odd_corners_are_those_of_nvidias_plugin():
+    every = (*APPLICATION, 48, 79)
+    for disable, enable, off, ignored in (
         ("all", "all", False, ()),
-        ("0", "", True, (*APPLICATION, 48, 79)),
+        ("0", "", True, every),
         ("48", "0", False, ()),
         ("18446744073709551616", "", False, APPLICATION),
-        ("all", "garbage", True, (*APPLICATION, 48, 79)),
-    ],
-)
-def test_the_odd_corners_are_those_of_nvidias_plugin(disable, enable, off, ignored):
-    judged = settings(disable, enable)
-
-    assert off is judged.off
-    assert ignored == tuple(
-        one for one in (*APPLICATION, 48, 79) if xid_class(one, judged) is XidClass.APPLICATION
-    )
+        ("all", "garbage", True, every),
+    ):
+        judged = settings(disable, enable)
+        assert off is judged.off
+        assert ignored == tuple(
+            one for one in every if xid_class(one, judged) is XidClass.APPLICATION
+        )
 
 
 def test_the_agents_own_setting_wins_over_both_variables():
     judged = settings("94,48", "13", x94=XidClass.FATAL, x13=XidClass.APPLICATION)
-
     assert XidClass.FATAL is xid_class(94, judged)
     assert XidClass.APPLICATION is xid_class(13, judged)
     assert XidClass.APPLICATION is xid_class(48, judged)
 
 
-MEANINGS = {
-    XidClass.APPLICATION: (Condition.OK, False, False),
-    XidClass.CONTAINED: (Condition.WATCH, False, False),
-    XidClass.FATAL: (Condition.BAD, False, False),
-    XidClass.NEEDS_RESET: (Condition.BAD, True, False),
-    XidClass.NEEDS_REBOOT: (Condition.BAD, True, True),
-}
-"""The condition after an XID of that class, and whether a reset and a reboot are needed."""
-
-
 def test_the_table_is_the_catalog_with_the_class_and_the_name_of_each_number():
     lines = Path(__file__).with_name("xids.txt").read_text().splitlines()
     catalog = [line for line in lines if line and not line.startswith("#")]
-
     told = [(number, xid_class(number), xid_name(number)) for number in range(1, 173)]
     assert told == [
         (int(number), kind, name)
         for number, _, kind, name in (line.split(maxsplit=3) for line in catalog)
     ]
     assert ("a driver error", XidClass.FATAL) == (xid_name(54321), xid_class(54321))
-
-
-@pytest.mark.parametrize("kind", XidClass)
-def test_each_class_of_xids_has_its_own_meaning(kind):
-    report = DriverEvent(EventKind.XID, G1, 54321)
-
-    health = judge(
-        Health(Condition.OK, since=NOON), report, NOON, HealthSettings(xids={54321: kind})
-    )
-
-    assert MEANINGS[kind] == (health.condition, health.needs_reset, health.needs_reboot)

@@ -20,36 +20,17 @@ from agent.model import (
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, a_uuid
 from tests.hami_vectors import Vector, cases, vectors
 
-MEMORY_DIFFERENT = {
-    "memory_scaling-113": "a GPU without a whole MiB is left out",
-    "memory_scaling-114": "an overflow is held at the greatest number",
-    "memory_scaling-242": "another input, tested below",
-    "memory_scaling-243": "another input, tested below",
-}
+OURS = {"memory_scaling-113": None, "memory_scaling-114": INT32_MAX}
+"""A GPU without a whole MiB is left out: a scheduler would give it away as if without limit. What
+32 bits cannot say is held at the greatest number, where HAMi registers a negative one."""
+OTHER = dict.fromkeys(("memory_scaling-242", "memory_scaling-243"), "another input, tested below")
 
 
-def memory_of(vector: Vector) -> int | None:
-    settings = SharingSettings(memory_scaling=vector.given["deviceMemoryScaling"])
-    return registered_mib(vector.given["totalBytes"] // MIB, settings)
-
-
-@pytest.mark.parametrize("vector", cases("memory_scaling", without=MEMORY_DIFFERENT), ids=str)
+@pytest.mark.parametrize("vector", cases("memory_scaling", without=OTHER), ids=str)
 def test_memory_is_scaled_as_hami_does(vector: Vector):
-    assert vector.expected == memory_of(vector)
-
-
-def test_a_gpu_without_a_whole_mib_is_left_out():
-    """HAMi registers it with no memory: a scheduler would give it away as if without limit."""
-    vector = vectors("memory_scaling")["memory_scaling-113"]
-    assert 0 == vector.expected
-    assert memory_of(vector) is None
-
-
-def test_memory_that_32_bits_cannot_say_is_held_at_the_greatest_number():
-    """HAMi registers a negative number."""
-    vector = vectors("memory_scaling")["memory_scaling-114"]
-    assert -(2**31) == vector.expected
-    assert INT32_MAX == memory_of(vector)
+    settings = SharingSettings(memory_scaling=vector.given["deviceMemoryScaling"])
+    found = registered_mib(vector.given["totalBytes"] // MIB, settings)
+    assert OURS.get(vector.id, vector.expected) == found
     assert INT32_MAX == registered_mib(2**31, SharingSettings())
 
 
@@ -71,21 +52,10 @@ def test_cores_are_scaled_as_hami_does(vector: Vector):
     assert vector.expected == registered_core_percent(SharingSettings(core_scaling=vector.given))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "7",
-        "-7",
-        "GPU",
-        "GPU-",
-        "GPU-07",
-        "GPU-x",
-        "GPU-\N{SUPERSCRIPT TWO}",
-        f"GPU-{'9' * 5000}",
-    ],
-    ids=lambda text: text[:50],
-)
+NO_IDS = ["", "7", "-7", "GPU", "GPU-", "GPU-07", "GPU-x", "GPU-\N{SUPERSCRIPT TWO}"]
+
+
+@pytest.mark.parametrize("text", [*NO_IDS, f"GPU-{'9' * 5000}"], ids=lambda text: text[:50])
 def test_what_is_no_slice_id_is_none(text: str):
     assert split_slice_id(text) is None
 
@@ -138,20 +108,13 @@ def score(there: tuple[PciPath | None, int] | None, back: tuple[PciPath | None, 
     return pair_scores(joined([[None, there], [back, None]]))[a_uuid(0)][a_uuid(1)]
 
 
-@pytest.mark.parametrize(
-    ("path", "points"),
-    [
-        (PciPath.CROSS_CPU, 10),
-        (PciPath.SAME_CPU, 20),
-        (PciPath.HOST_BRIDGE, 30),
-        (PciPath.MULTI_SWITCH, 40),
-        (PciPath.SINGLE_SWITCH, 50),
-        (PciPath.SAME_BOARD, 60),
-        (None, 0),
-    ],
-)
-def test_every_class_of_path_has_its_points(path: PciPath | None, points: int):
-    assert points == score((path, 0), (path, 0))
+def test_every_class_of_path_has_its_points():
+    paths = [
+        *(PciPath.CROSS_CPU, PciPath.SAME_CPU, PciPath.HOST_BRIDGE, PciPath.MULTI_SWITCH),
+        *(PciPath.SINGLE_SWITCH, PciPath.SAME_BOARD),
+    ]
+    assert [10, 20, 30, 40, 50, 60] == [score((path, 0), (path, 0)) for path in paths]
+    assert 0 == score((None, 0), (None, 0))
 
 
 @pytest.mark.parametrize("nvlinks", range(1, 19))
@@ -175,5 +138,4 @@ def test_every_nvlink_adds_a_hundred_up_to_the_most_that_there_are_classes_for(n
 def test_a_pair_whose_sides_tell_of_different_kinds_scores_nothing(there, back, points):
     gpus = joined([[None, there], [back, None]])
     first, second = a_uuid(0), a_uuid(1)
-
     assert {first: {second: points[0]}, second: {first: points[1]}} == pair_scores(gpus)

@@ -112,13 +112,11 @@ def test_a_row_is_over_after_its_grace_once_no_container_can_live_by_it(rows, se
 )
 def test_what_is_explained_or_not_ours_is_no_news(rows, seen):
     found = look(*rows, **seen)
-
     assert ((), ()) == (found.confirmed, found.strangers)
 
 
 def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
     (row,) = look(ROW, recorded=RECORDED).confirmed
-
     assert (True, None) == (row.confirmed, row.holder)
     assert None is closes_after(row, recorded=RECORDED)
     assert GRACE == closes_after(row)
@@ -127,9 +125,7 @@ def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
     rows = (ROW, a_plain_row(uid=SECOND, minute=1))
     both = [holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]
-
     found = look(*rows, holdings=both)
-
     assert [None, None] == [row.holder for row in found.confirmed]
     assert () == found.strangers
     for row in rows:
@@ -138,16 +134,13 @@ def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
 
 def test_the_one_that_stays_may_live_by_either_row():
     rows = (ROW, a_plain_row(uid=SECOND, minute=1))
-
     found = look(*rows, holdings=[holds(OTHER, *ids(0))])
-
     assert [OTHER, OTHER] == [row.holder for row in found.confirmed]
 
 
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])
 def test_a_row_that_nobody_booked_is_counted_after_a_minute(late, count):
     at = UNCONFIRMED_AFTER - dt.timedelta(seconds=int(not late))
-
     assert () == look(ROW, at=at.total_seconds(), holdings=[holds(OTHER, *ids(0, 1))]).confirmed
     assert (0, count) == gaps(Ledger((ROW,)), NOON + at)
     assert (0, 0) == gaps(Ledger((CONFIRMED,)), NOON + at)
@@ -157,7 +150,6 @@ def test_of_rows_with_the_same_ids_a_holder_takes_the_one_that_is_left_if_it_is_
     two = [holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]
     (row,) = look(CONFIRMED, a_plain_row(uid=SECOND, minute=1), holdings=two).confirmed
     assert (SECOND, OTHER) == (row.key.pod_uid, row.holder)
-
     # Beside an init container with the same ids nobody says which row is whose.
     rows, recorded = (ROW, a_plain_row(uid=SECOND, minute=1)), RECORDED * 2
     found = look(*rows, holdings=HELD, recorded=recorded).confirmed

@@ -41,9 +41,7 @@ def found(
 
 def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
     row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
-
     findings = found(row, holdings=(held(POD, *OTHER_IDS),))
-
     assert OTHER_IDS == findings.confirmed[0].slice_ids
     assert (0, 0) == gaps(Ledger(findings.confirmed), NOON)
 
@@ -52,7 +50,6 @@ def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
 def test_a_clock_that_was_set_changes_no_grace(hours):
     now = NOON + dt.timedelta(hours=hours)
     idle = found(a_row(), pods=()).idle
-
     assert () == found(a_row(), pods=(), now=now, idle=idle, elapsed=59.0).over
     assert (a_row(),) == found(a_row(), pods=(), now=now, idle=idle, elapsed=60.0).over
     assert (0, 1) == gaps(Ledger((a_row(),)), now)
@@ -95,7 +92,6 @@ def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(ph
     look = partial(found, pods=(stranger,), holdings=(held(stranger, *IDS),))
     (kept,) = found(pods=(a_pod(),), holdings=(held(stranger, *IDS),)).strangers
     idle = {(kept.key, kept.answered_at): -60.0}
-
     assert stranger.terminal == (not look().strangers)
     assert stranger.terminal == bool(look(kept, idle=idle).over)
 
@@ -217,7 +213,6 @@ def test_another_gpu_is_a_mismatch_if_the_right_one_was_offered_and_drift_otherw
 
 def test_foreign_ids_are_named_as_they_are():
     row = msgspec.structs.replace(OFFERED, slice_ids=(SliceId("foreign"), *ELSEWHERE))
-
     assert f"slices of {G2}, foreign for it" in mismatch(row).sentence
 
 

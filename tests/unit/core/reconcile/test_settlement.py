@@ -157,7 +157,6 @@ def test_a_lock_goes_when_nobody_can_need_it_at_once_or_when_it_stood_before_our
 ):
     scene = a_scene(*pods, **seen)
     young = msgspec.structs.replace(scene, standing=UNCLAIMED - dt.timedelta(seconds=1))
-
     assert at_once == told(pending_effects(young))
     assert after_long == told(pending_effects(msgspec.structs.replace(scene, standing=LONG)))
 

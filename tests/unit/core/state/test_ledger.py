@@ -57,5 +57,4 @@ def test_ids_in_use_are_told_by_gpu_and_foreign_ones_are_left_out():
             a_row(container="b", slice_ids=(f"{G1}-3", f"{G1}-1", "foreign", f"{G1}-007")),
         )
     )
-
     assert {G1: (f"{G1}-1", f"{G1}-3"), G2: (f"{G2}-0",)} == ledger.held_ids

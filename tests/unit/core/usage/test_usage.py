@@ -48,7 +48,6 @@ def test_a_forged_uuid_couples_nobody():
     working = a_region(G1, priority=0, recent_kernel=5, is_limiting=False)
     forged = a_user(working, priority=0, gpus=(G2,))
     victim = a_user(a_region(G1, recent_kernel=0, is_limiting=False))
-
     assert ({"forged": RegionChange(recent_kernel=4)}, {}) == feedback(
         {"forged": forged, "victim": victim}, NOON
     )
@@ -67,7 +66,6 @@ def test_a_forged_count_of_kernels_lets_go():
     for _ in range(HIGHEST_RECENT):
         changes, released = feedback({name: a_user(one) for name, one in regions.items()}, NOON)
         regions = {name: changed(one, changes[name]) for name, one in regions.items()}
-
     assert {} == released
 
 
@@ -92,9 +90,7 @@ def test_a_new_process_limits_its_like_but_holds_nobody_back():
     probed = a_region(G1, recent_kernel=0, last_kernel=NOON)
     high = a_region(G1, priority=0, recent_kernel=0, last_kernel=NOON)
     users = {"high": a_user(high, priority=0), "low": a_user(probed), "other": a_user(probed)}
-
     _, release = feedback(users, NOON)
-
     assert dict.fromkeys(("low", "other"), RegionChange(is_limiting=False)) == release
 
 
@@ -154,9 +150,7 @@ def reading(*processes, alive=None, last_kernel=BEFORE, gpus=GPUS):
 )
 def test_a_process_that_is_known_to_be_dead_uses_nothing(alive, total, processes):
     alive = None if alive is None else frozenset(alive)
-
     use = use_of(reading(a_sum_process(7, 10, 10), a_sum_process(9, 30, 30), alive=alive), NOW)
-
     assert (total, processes) == (use.gpus[0].memory.total, use.processes)
     assert dt.timedelta(seconds=30) == use.idle
     assert use_of(reading(last_kernel=None), NOW).idle is None
@@ -166,7 +160,6 @@ def test_a_process_that_is_known_to_be_dead_uses_nothing(alive, total, processes
 def test_what_all_processes_together_use_is_never_less_than_nothing():
     """HAMi-core 2.8.1 and later can take from a slot what another process had added."""
     use = use_of(reading(a_sum_process(7, 10, 10), a_sum_process(9, -30, 40)), NOW)
-
     assert [0, 50] == [gpu.memory.total for gpu in use.gpus]
 
 
