@@ -202,7 +202,7 @@ class ApiServerModel:
                 return 200, requests.delete(self.store, target, body)
 
     def _review(self, user: str, body: bytes) -> Json:
-        review = requests.parse_object(body)
+        review = requests.parse_body(body, dict)
         asked, is_allowed = requests.parse_review(review), True
         try:
             authorize(user, asked, self._find(asked), self.rights)
@@ -248,8 +248,8 @@ class WatchStream:
     def __init__(self, target: Target, store: ObjectStore) -> None:
         self._resource = target.resource
         self._bookmarks = requests.is_set(target.options, "allowWatchBookmarks")
-        seconds = requests.number(target.options, "timeoutSeconds")
-        self._deadline = asyncio.timeout(float(seconds) if seconds > 0 else DEFAULT_TIMEOUT)
+        seconds = requests.number(target.options, "timeoutSeconds") or DEFAULT_TIMEOUT
+        self._deadline = asyncio.timeout(seconds)
         self._is_ended = False
         since = requests.number(target.options, "resourceVersion") or None
         self._opened: Subscription | GoneError
@@ -282,37 +282,32 @@ class WatchStream:
             try:
                 if isinstance(self._opened, GoneError):
                     raise self._opened
-                await self._follow(response, self._opened)
+                async with self._deadline:
+                    await self._send(response, self._opened)
+            except TimeoutError:
+                opened = self._opened
+                if self._is_ended and isinstance(opened, Subscription) and opened.is_started:
+                    await self._mark(response, opened)
             except GoneError as gone:
                 await _write(response, "ERROR", gone.status())
             await response.write_eof()
         return response
 
-    async def _follow(self, response: web.StreamResponse, subscription: Subscription) -> None:
-        try:
-            async with self._deadline:
-                await self._send(response, subscription)
-        except TimeoutError:
-            if self._is_ended and subscription.is_started:
-                await self._mark(response, subscription)
-
     async def _send(self, response: web.StreamResponse, subscription: Subscription) -> None:
-        marking_at = self._next_mark()
+        loop = asyncio.get_running_loop()
+        last = (self._deadline.when() or 0.0) - BEFORE_THE_END
+        marking_at = loop.time()
         while True:
+            if marking_at <= loop.time():
+                regular = loop.time() + BOOKMARK_INTERVAL
+                marking_at = min(last, regular) if last > loop.time() else regular
             try:
                 async with asyncio.timeout_at(marking_at):
                     change = await anext(subscription)
             except TimeoutError:
-                marking_at = self._next_mark()
                 await self._mark(response, subscription)
             else:
                 await _write(response, change.type, change.object)
-
-    def _next_mark(self) -> float:
-        now = asyncio.get_running_loop().time()
-        last = (self._deadline.when() or 0.0) - BEFORE_THE_END
-        regular = now + BOOKMARK_INTERVAL
-        return min(last, regular) if last > now else regular
 
     async def _mark(self, response: web.StreamResponse, subscription: Subscription) -> None:
         if self._bookmarks:

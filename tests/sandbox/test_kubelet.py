@@ -282,6 +282,8 @@ async def test_an_earlier_call_that_is_refused_beside_a_later_one_harms_nobody(t
         gate.set()
 
         await node.until_restarted("u1")
+        waiting = [event.text for event in node.model.history.of("container_waiting")]
+        assert ["not now"] == waiting, "the plugin's words alone"
         assert [] == node.model.history.of("panicked")
         assert [1, 1] == [len((await node.held(name) or {})["main"]) for name in ("u1", "new")]
 
