@@ -234,6 +234,10 @@ facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were 
 size: $(STAMP)  ## print lines and statements by room, and the words of the documents
 	$(BIN)/python -m tests.shape.size
 
+.PHONY: walk
+walk: $(STAMP)  ## print the files that one Allocate, one scrape and one XID go through
+	$(BIN)/python -m tests.shape.walk
+
 .PHONY: clean
 clean:  ## remove everything that make made
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
