@@ -216,13 +216,16 @@ def require_served(target: Target) -> None:
 
 
 def parse_fields(selector: str) -> dict[str, str]:
-    """Parse a field selector: value by label. Raises BadRequestError: a term without `=`."""
+    """Parse a field selector: value by label. A term `label!=value` is a key of its own.
+
+    Raises BadRequestError: a term without `=`.
+    """
     fields = {}
     for term in filter(None, selector.split(",")):
         label, equals, value = term.partition("=")
         if not equals:
             raise BadRequestError(f"invalid selector: '{selector}'; can't understand '{term}'")
-        fields[label] = value.removeprefix("=")
+        fields[term if label.endswith("!") else label] = value.removeprefix("=")
     return fields
 
 

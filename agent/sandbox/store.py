@@ -143,9 +143,10 @@ class Selection(NamedTuple):
         if self.namespace and stored["metadata"].get("namespace") != self.namespace:
             return False
         for field, wanted in self.fields.items():
-            part, _, key = field.partition(".")
+            label, is_unlike, _ = field.partition("!=")
+            part, _, key = label.partition(".")
             value = (stored.get(part) or {}).get(key) if key else stored.get(part)
-            if (value or "") != wanted:
+            if ((value or "") != wanted) is not bool(is_unlike):
                 return False
         return True
 
@@ -428,7 +429,7 @@ def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:
 
 def _selection(resource: str, namespace: str, fields: Mapping[str, str] | None) -> Selection:
     for field in fields or ():
-        if field not in _FIELDS[resource]:
+        if field.partition("!=")[0] not in _FIELDS[resource]:
             raise BadRequestError(f"field label not supported: {field}")
     return Selection(resource, namespace, dict(fields or {}))
 

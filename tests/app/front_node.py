@@ -6,31 +6,53 @@ import dataclasses
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
+from typing import Any
 
+from agent.allocate.match import UnlockedPods
 from agent.app.agent import NodeAgent, StartFacts
 from agent.app.web import WebDoors
 from agent.cluster import NodeEvent
 from agent.hami.annotations import ReportSettings, read_register, report_of
+from agent.host.system import Systemd
 from agent.kube.client import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup
 from agent.ports import Driver
-from agent.settings.reading import Sources, make_plan
+from agent.settings.reading import NodeValues, Sources, SourcesRead, make_plan
 from agent.state import Recovered
-from tests.app.settings_room import SystemdSide, nothing_new, start_of
 from tests.fakes.apiserver import EventSink
 from tests.fakes.chance import Seeded
-from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs, FakeSpecifications
 from tests.fakes.offload import Inline
+from tests.machine.sides import VirtualClock
+from tests.services.allocating import Desk
 from tests.services.at_work import at_work
 
-SETTINGS = """
-health: {driverHang: 60}
-paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}
-"""
+PATHS = "paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}\n"
+SETTINGS = f"health: {{driverHang: 60}}\n{PATHS}"
 BEFORE = State(boot_id="boot", machine_id="machine")
+
+
+class SystemdSide(Systemd):
+    """What the service manager is told, by the first word of each message."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.said: list[str] = []
+
+    def tell(self, message: str) -> None:
+        self.said.append(message.partition("=")[0].lower())
+
+
+async def nothing_new(last: SourcesRead | None, good: Sources) -> SourcesRead:
+    """A look at sources that are those in force."""
+    return last or SourcesRead(good, make_plan(good))
+
+
+def start_of(plan: NodeValues) -> SourcesRead:
+    """A start with these settings."""
+    return SourcesRead(plan.sources, plan)
 
 
 @dataclasses.dataclass
@@ -64,7 +86,7 @@ def joined(
     places = places or FrontPlaces()
     adapters = types.SimpleNamespace(
         driver=driver,
-        clock=LoopClock(),
+        clock=VirtualClock(asyncio.get_running_loop()),
         disk=places.disk,
         random=Seeded(0),
         registrar=None,
@@ -123,6 +145,11 @@ class FrontNode:
     def reasons(self) -> list[str]:
         """The reasons of all that people were told."""
         return [event.reason for event in self.told]
+
+    def desk(self) -> Desk:
+        """What answers the kubelet, with its state, its directories and its GPUs."""
+        adapters: Any = self.front.adapters
+        return Desk(State(), adapters.disk, UnlockedPods.STRICT, self.front, adapters.hooks)
 
     def shared(self, uuid: GpuUuid) -> SharedGpu:
         """That GPU in the inventory."""

@@ -7,7 +7,9 @@ the scheduler are models. After each story all troubles end, and nothing may be 
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
 
 from agent.allocate.match import UnlockedPods
 from agent.cluster import BIND_PHASE, MUTEX_LOCK
@@ -17,7 +19,7 @@ from agent.sandbox.scheduler.verbs import encode_node_lock
 from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
-from tests.machine.agent_life import start_agent
+from tests.machine.playing import silence
 from tests.machine.pods import NAMESPACE, Shape
 from tests.machine.refusals import left_over
 from tests.machine.sides import VirtualClock, virtual
@@ -72,19 +74,6 @@ class AllocationStory:
     def asked(self, uid: str) -> int:
         """How often the kubelet asked for a container of that pod."""
         return sum(event.pod == uid for event in self.world.kubelet.history.of("allocating"))
-
-    @property
-    def overlaps(self) -> int:
-        """How many calls of the kubelet began while another was under way."""
-        found, going_on = 0, 0
-        for event in self.world.kubelet.history.of(
-            "allocating", "allocated", "allocate_refused", "started"
-        ):
-            if event.kind == "allocating":
-                found, going_on = found + bool(going_on), going_on + 1
-            else:
-                going_on = 0 if event.kind == "started" else max(0, going_on - 1)
-        return found
 
     @property
     def results(self) -> Mapping[tuple[str, ...], int]:
@@ -165,23 +154,24 @@ async def a_story(
     seed: int = 1, unlocked: UnlockedPods = UnlockedPods.SCHEDULED
 ) -> AsyncIterator[AllocationStory]:
     """A node that is up; at the end nothing was broken and nothing is left over."""
-    world = MachineWorld(seed, VirtualClock(asyncio.get_running_loop()), start_agent)
+    world = MachineWorld(seed, VirtualClock(asyncio.get_running_loop()))
     world.host = dataclasses.replace(world.host, unlocked=unlocked)
-    ready = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        living = group.create_task(world.run(ready))
-        try:
-            await ready.wait()
-            story = AllocationStory(world)
-            yield story
-            story.no_breach()
-            await world.heal()
-            await asyncio.sleep(SETTLED)
-            story.no_breach()
-            assert [] == list(left_over(world, world.refusals.right))
-        finally:
-            living.cancel()
+    async with world.living():
+        story = AllocationStory(world)
+        yield story
+        story.no_breach()
+        await world.heal()
+        await asyncio.sleep(SETTLED)
+        story.no_breach()
+        assert [] == list(left_over(world, world.refusals.right))
 
 
-told = virtual
-"""A test that tells the story on a loop of its own, where seconds cost nothing."""
+def told(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The test, on a loop of its own, where seconds cost nothing; without a word in the log."""
+
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        with silence():
+            virtual(test)(**given)
+
+    return run

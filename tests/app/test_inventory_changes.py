@@ -18,16 +18,15 @@ from agent.model import (
     slice_id,
 )
 from agent.sandbox.hardware import Description, SimulatedHardware
-from tests.app.front_node import BEFORE, SETTINGS, FrontNode, joined, running
+from tests.app.front_node import BEFORE, SETTINGS, FrontNode, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import HardwareDriver, ScriptedDriver
 from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))
+NAMES = {a_uuid(number): number for number in range(3)}
 CHANGED = DriverEvent(EventKind.CHANGED)
 AT_ONCE = 0.1
-SCANNED = 61.0
-"""A look every minute finds what nobody reports."""
 
 ROW = a_row(shares=(a_share(uuid=G1),), slice_ids=(slice_id(G1, 12),))
 HOLDING = msgspec.structs.replace(BEFORE, ledger=Ledger((ROW,)))
@@ -38,89 +37,93 @@ def gpus(count: int) -> list[Gpu]:
     return [a_gpu(index=number) for number in range(count)]
 
 
-async def pod_ends(node: FrontNode) -> None:
-    await node.front.state.commit(lambda ledger: ledger.drop([ROW.key]))
-    await asyncio.sleep(AT_ONCE)
+DEEDS = {
+    "reported": lambda driver: driver.report(CHANGED),
+    "loaded-anew": lambda driver: driver.break_events(),
+    "unloaded": lambda driver: setattr(driver, "failure", DriverError("it is not loaded")),
+    "there": lambda driver: setattr(driver, "failure", None),
+    "1-answers-as-lost": lambda driver: driver.outcomes.update({G1: ProbeOutcome.LOST}),
+    "1-is-found-lost": lambda driver: driver.faults.append(GpuFault(G1, "lost", Trouble.LOST)),
+    "?1-fails": lambda driver: driver.faults.append(GpuFault("index 1", "Unknown Error")),
+    "?2-fails": lambda driver: driver.faults.append(GpuFault("index 2", "Unknown Error")),
+}
 
 
-@pytest.mark.parametrize(
-    ("act", "within"),
-    [
-        (lambda driver: driver.report(CHANGED), AT_ONCE),
-        (lambda driver: driver.break_events(), AT_ONCE),
-        (lambda _: None, SCANNED),
-    ],
-    ids=["reported", "the driver was loaded anew", "unreported"],
-)
-async def test_gpus_that_come_and_go_are_listed_registered_and_told(act, within):
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver)) as node:
-        driver.gpus = gpus(3)[1:]
-        act(driver)
-        await asyncio.sleep(within)
-
-        assert [G1, G2] == list(node.groups) == list(node.registered)
-        assert [G1, G2] == node.served
-        assert (2, True) == node.registered[G2]
-        await asyncio.sleep(60)
-        changes = [event.text for event in node.told if event.reason == "GpuInventoryChanged"]
-        assert [f"no longer shared: GPU 0 ({G0}); shared now: GPU 2 ({G2})"] == changes
+async def do(node: FrontNode, driver: ScriptedDriver, word: str) -> None:
+    """`+5`: 5 s pass; `gpus=02m`: the driver lists GPU 0, and GPU 2 in MIG mode."""
+    if word in DEEDS:
+        DEEDS[word](driver)
+    elif word.startswith("gpus="):
+        listed = word.removeprefix("gpus=").replace("m", "")
+        driver.gpus = [a_gpu(index=int(n), mig_enabled=f"{n}m" in word) for n in listed]
+    elif word == "pod-ends":
+        await node.front.state.commit(lambda ledger: ledger.drop([ROW.key]))
+    else:
+        await asyncio.sleep(float(word))
 
 
-async def test_a_gpu_that_answers_as_lost_is_looked_for_at_once_and_leaves_if_it_is_gone():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver)) as node:
-        driver.gpus.pop()
-        driver.outcomes[G1] = ProbeOutcome.LOST
-        await asyncio.sleep(10 + AT_ONCE)  # the next probes
-
-        assert [G0] == list(node.groups) == list(node.registered)
-        assert f"no longer shared: GPU 1 ({G1})" == node.told[-1].text
-
-
-@pytest.mark.parametrize(
-    ("outcome", "reasons"),
-    [
-        (None, ["GpuInventoryChanged", "GpuDegradedForPod"]),
-        (ProbeOutcome.LOST, ["GpuInventoryChanged", "GpuDegradedForPod", "GpuUnhealthy"]),
-    ],
-)
-async def test_an_unplugged_gpu_stays_listed_as_unhealthy_until_its_last_pod_ends(outcome, reasons):
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver, HOLDING)) as node:
-        driver.gpus.pop()
-        driver.outcomes |= {G1: outcome} if outcome else {}
-        driver.report(CHANGED)
-        await asyncio.sleep(AT_ONCE)
-
-        assert not node.groups[G1].healthy
-        assert slice_id(G1, 12) in node.groups[G1].ids
-        assert (1, False) == node.registered[G1]
-        await asyncio.sleep(300)
-        assert reasons == node.reasons
-        await pod_ends(node)
-        assert [G0] == list(node.groups) == list(node.registered)
-
-
-async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_it_is_back():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver, HOLDING)) as node:
-        driver.failure = DriverError("the driver is not loaded")
-        driver.break_events()
-        await asyncio.sleep(300)
-        assert "not loaded" in (node.front.discovery.problem.value or "")
-        assert ([G0, G1], []) == (list(node.groups), node.served)
-        assert {G0: (0, False), G1: (1, False)} == node.registered
-
-        driver.failure = None
-        await asyncio.sleep(40)
-        assert ([G0, G1], None) == (node.served, node.front.discovery.problem.value)
-        assert {G0: (0, True), G1: (1, True)} == node.registered
-        assert ROW == node.front.state.ledger.value.rows[0]
-        await asyncio.sleep(30)
-        assert ["GpuDriverUnresponsive", "GpuUnhealthy", "GpuDegradedForPod", "GpuRecovered"] == (
-            node.reasons
+def shown(node: FrontNode) -> str:
+    """`0+ 1-`: what the kubelet is told, GPU by GPU, and schedulers the same; all Events."""
+    lists = [
+        " ".join(f"{NAMES[uuid]}{'-+'[is_well]}" for uuid, is_well in told)
+        for told in (
+            [(uuid, group.healthy) for uuid, group in node.groups.items()],
+            [(uuid, is_well) for uuid, (_, is_well) in node.registered.items()],
         )
+    ]
+    assert lists[0] == lists[1]
+    return " | ".join([lists[0], *node.reasons])
+
+
+SWAPPED = f"no longer shared: GPU 0 ({G0}); shared now: GPU 2 ({G2})"
+ONE_GONE = f"no longer shared: GPU 1 ({G1})"
+LOST = "reboot the node [H-LOST]"
+LEFT_OUT = "is not shared: Unknown Error; if this lasts, reset it or reboot the node [GpuLeftOut]"
+AWAY = "GpuInventoryChanged | GpuDegradedForPod"
+SILENT = "GpuDriverUnresponsive | GpuUnhealthy | GpuDegradedForPod"
+IN_MIG = "GpuLeftOut | GpuDegradedForPod"
+DEAF = "GpuUnmonitored"
+
+NOBODY_HOLDS = f"""
+gpus=12 reported +0.1 => 1+ 2+ then +60 => 1+ 2+ | GpuInventoryChanged => {SWAPPED}
+gpus=12 loaded-anew +0.1 => 1+ 2+ | GpuInventoryChanged | {DEAF}
+gpus=12 +61 => 1+ 2+ then +60 => 1+ 2+ | GpuInventoryChanged => {SWAPPED}
+gpus=0 1-answers-as-lost +10.1 => 0+ | GpuInventoryChanged => {ONE_GONE}
+gpus=0 1-is-found-lost 1-answers-as-lost +121 => 0+ 1- | GpuUnhealthy => {LOST}
+?1-fails +305 => 0+ 1+ | GpuLeftOut => GPU index 1 {LEFT_OUT}
+?1-fails ?2-fails +61 => 0+ 1+ | GpuLeftOut | GpuLeftOut => GPU index 2 {LEFT_OUT}
+"""
+"""A look every minute finds what nobody reports; one that answers as lost is looked for at once,
+and leaves if it is gone; one that a scan finds lost, or cannot describe, is one Event."""
+
+A_POD_HOLDS_1 = f"""
+gpus=0 reported +0.1 => 0+ 1- then +300 => 0+ 1- | {AWAY} then pod-ends +0.1 => 0+ | {AWAY}
+gpus=0 1-answers-as-lost reported +300 => 0+ 1- | {AWAY} | GpuUnhealthy then pod-ends +0.1 => 0+
+unloaded loaded-anew +300 => 0- 1- | {SILENT} then there +40 => 0+ 1+ then +30 => | GpuRecovered
+gpus=01m reported +0.1 => 0+ 1- | {IN_MIG} then pod-ends gpus=01 reported +0.1 => 0+ 1+
+"""
+"""One that is unplugged stays listed as unhealthy until its last pod ends, as one in MIG mode does;
+a driver that is unloaded takes none along, and serves all when it is back."""
+
+
+@pytest.mark.parametrize(
+    ("state", "steps"),
+    [(BEFORE, one) for one in NOBODY_HOLDS.strip().splitlines()]
+    + [(HOLDING, one) for one in A_POD_HOLDS_1.strip().splitlines()],
+)
+async def test_what_becomes_of_gpus_and_what_is_told(state, steps):
+    driver = ScriptedDriver(gpus(2))
+    is_held = state is HOLDING
+    async with running(joined(driver, state)) as node:
+        for step in steps.split(" then "):
+            words, expected, *said = step.split(" => ")
+            for word in words.split():
+                await do(node, driver, word)
+            is_held = is_held and "pod-ends" not in words
+            ids = node.groups[G1].ids if G1 in node.groups else ()
+            assert is_held == (slice_id(G1, 12) in ids), step
+            assert expected in shown(node), step
+            assert all(text in node.told[-1].text for text in said), step
 
 
 async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_listed_before():
@@ -129,13 +132,30 @@ async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_liste
     async with running(joined(driver, HOLDING)) as node:
         await asyncio.sleep(420)
         assert 0 == node.front.facts.slices.value.generation
-        assert {} == node.registered
         assert "cannot be loaded" in (node.front.discovery.problem.value or "")
 
         driver.failure = None
         await asyncio.sleep(30)
-        assert [G0, G1] == node.served == list(node.registered)
+        assert shown(node).startswith("0+ 1+ | ")
         assert slice_id(G1, 12) in node.groups[G1].ids
+
+
+async def test_gpus_that_wake_one_by_one_are_served_and_no_reset_is_asked_for():
+    driver = ScriptedDriver()
+    driver.faults = [GpuFault(f"index {n}", "no answer in time", Trouble.SILENT) for n in range(3)]
+    async with running(joined(driver)) as node:
+        waking = {one.name: one.text for one in watched(node.front).checks() if not one.ok}
+        assert waking["inventory"].startswith("the driver answers; GPU index 0, index 1, index 2:")
+        assert 1 == waking["gpus_answering"].count("it initialises for seconds")
+        for number in range(3):
+            driver.gpus.append(a_gpu(index=number))
+            driver.faults.pop(0)
+            driver.report(CHANGED)  # its call came back
+            await asyncio.sleep(AT_ONCE)
+            assert gpus(number + 1) == [node.shared(uuid).gpu for uuid in node.served]
+
+        assert all(one.ok for one in watched(node.front).checks() if one.name == "gpus_answering")
+        assert not any("reset" in event.text for event in node.told)
 
 
 async def test_a_gpu_that_has_another_index_is_the_same_gpu():
@@ -160,72 +180,6 @@ async def test_after_a_reboot_that_shuffled_the_indexes_each_pod_has_the_gpu_it_
         assert {G1: (0, True), G0: (1, True)} == node.registered
         assert slice_id(G1, 12) in node.groups[G1].ids
         assert slice_id(G0, 12) not in node.groups[G0].ids
-
-
-async def test_a_gpu_that_an_admin_switches_to_mig_mode_leaves_and_its_pods_keep_it():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver, HOLDING)) as node:
-        driver.gpus[1] = a_gpu(index=1, mig_enabled=True)
-        driver.report(CHANGED)
-        await asyncio.sleep(AT_ONCE)
-
-        assert [G0] == node.served
-        assert slice_id(G1, 12) in node.groups[G1].ids
-        assert (1, False) == node.registered[G1]
-        assert (False, True) == (node.shared(G1).present, node.shared(G1).there)
-        assert ["GpuDegradedForPod", "GpuLeftOut"] == sorted(node.reasons)
-        assert any("MIG mode" in one.text for one in node.told if one.reason == "GpuLeftOut")
-
-        await pod_ends(node)
-        assert [G0] == list(node.groups) == list(node.registered)
-        driver.gpus = gpus(2)
-        driver.report(CHANGED)
-        await asyncio.sleep(AT_ONCE)
-
-        assert [G0, G1] == node.served == list(node.registered)
-        assert "GpuInventoryChanged" == node.reasons[-1]
-
-
-async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver)) as node:
-        driver.gpus.pop()
-        driver.faults = [GpuFault(G1, "GPU is lost", Trouble.LOST)]
-        driver.outcomes[G1] = ProbeOutcome.LOST
-        await asyncio.sleep(SCANNED + 60)
-
-        assert [G0] == node.served
-        assert ["GpuUnhealthy"] == node.reasons
-        lost = (
-            f"GPU 1 ({G1}): the driver no longer reaches it (as scripted); if this lasts, reboot "
-        )
-        assert f"{lost}the node [H-LOST]" == node.told[-1].text
-
-
-LEFT_OUT = "is not shared: Unknown Error; if this lasts, reset it or reboot the node [GpuLeftOut]"
-
-
-async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
-    driver = ScriptedDriver(gpus(1))
-    driver.faults = [GpuFault("index 1", "Unknown Error")]
-    async with running(joined(driver)) as node:
-        await asyncio.sleep(5 * SCANNED)
-        assert ([G0], [f"GPU index 1 {LEFT_OUT}"]) == (node.served, [one.text for one in node.told])
-        driver.faults.append(GpuFault("index 2", "Unknown Error"))
-        await asyncio.sleep(SCANNED)
-
-        assert [f"GPU index 2 {LEFT_OUT}"] == [one.text for one in node.told[1:]]
-
-
-async def test_a_gpu_that_is_lost_while_its_health_is_switched_off_is_left_out():
-    driver = ScriptedDriver(gpus(2))
-    settings = SETTINGS.replace("driverHang: 60", "disabledXids: all")
-    async with running(joined(driver, settings=settings)) as node:
-        driver.gpus.pop()
-        driver.faults = [GpuFault(G1, "GPU is lost", Trouble.LOST)]
-        await asyncio.sleep(SCANNED)
-
-        assert ["GpuLeftOut"] == node.reasons
 
 
 async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_events():
@@ -270,6 +224,16 @@ async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampl
         driver.gpus, driver.faults = gpus(8), []
         await asyncio.sleep(20)
         assert (8, 8) == (len(node.served), sum(1 for uuid in node.groups if samples.newest(uuid)))
+
+
+async def test_a_gpu_that_is_lost_while_its_health_is_switched_off_is_left_out():
+    driver = ScriptedDriver(gpus(2))
+    settings = SETTINGS.replace("driverHang: 60", "disabledXids: all")
+    async with running(joined(driver, settings=settings)) as node:
+        for word in ("gpus=0", "1-is-found-lost", "+61"):
+            await do(node, driver, word)
+
+        assert ["GpuLeftOut"] == node.reasons
 
 
 # The list of a GPU that fell ill is made with the verdict: it waits for no follower's turn.

@@ -7,7 +7,7 @@ import pytest
 
 from agent.sandbox.apiserver_requests import merge_patch
 from tests.app.story import a_story, told
-from tests.machine.api import SlowGate
+from tests.machine.api import ApiGate
 from tests.machine.kubelet import RESOURCE
 from tests.machine.pods import NAMESPACE, Box, Shape
 from tests.machine.sides import stall, starved
@@ -44,7 +44,7 @@ class PodsInTurn:
     def slow_watches(self, node, pods):
         """From now on frames of the watches come so many seconds late."""
         self.faults.node, self.faults.pods = (
-            SlowGate(self.world.store, late) for late in (node, pods)
+            ApiGate(self.world.store, late) for late in (node, pods)
         )
 
     async def run(self, asked=lambda: None, within=60.0, *, generated=False):
@@ -78,10 +78,6 @@ class PodsInTurn:
         ready()
         await self.world.kubelet.until_allocatable(RESOURCE, 8)
 
-    def slow_answers(self, trip):
-        """From now on each answer of the API server takes so long."""
-        self.faults.trip = trip
-
 
 @contextlib.asynccontextmanager
 async def pods_in_turn():
@@ -100,48 +96,48 @@ async def test_a_stall_at_any_await_of_an_allocate_costs_no_pod(seconds):
             await asyncio.sleep(WINDOW)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.2, 0.1, 0.05])
-@told
-async def test_a_quota_costs_no_pod_not_even_after_a_minute_of_it(share):
-    async with pods_in_turn() as pods, starved(share):
-        for _ in range(20):
-            await pods.run()
+SCENES = [
+    # A quota, also after a minute of it; watches that are late, in an agent that starts anew.
+    *((0.0, 0.0, 0.0, share, 20) for share in (0.5, 0.2, 0.1, 0.05)),
+    *((late, late, 0.0, share, 10) for late in (0.6, 2.0) for share in (1.0, 0.1)),
+    # However late the Node's watch shows the lock, the lock's owner has 2 s.
+    *(
+        (node, late, trip, 1.0, 3)
+        for node, late in ((0.2, 0.0), (0.7, 0.0), (0.7, 0.7), (1.6, 1.6))
+        for trip in (0.17, 0.28, 0.45, 0.55)
+    ),
+]
+GENERATED_SCENES = [(late, late, 2 * late, 1.0, 3) for late in (0.3, 0.6, 1.9)]
+"""Where answers are as late as the watches, a watch that comes in time is enough."""
 
 
-@pytest.mark.parametrize("late", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize(
+    ("node", "late", "trip", "share", "count", "generated"),
+    [(*scene, False) for scene in SCENES] + [(*one, True) for one in (*SCENES, *GENERATED_SCENES)],
+)
 @told
-async def test_watches_that_are_late_cost_no_pod(late, share):
+async def test_an_agent_that_gets_little_or_hears_late_refuses_no_pod(
+    node, late, trip, share, count, generated
+):
     async with pods_in_turn() as pods, contextlib.AsyncExitStack() as stack:
-        pods.slow_watches(late, late)
-        for _ in range(2):
-            await pods.start_anew()
-            if share < 1:
-                await stack.enter_async_context(starved(share))
-            for _ in range(5):
-                await pods.run()
-        if share == 1:
-            assert max(pods.held) < 1.0
-
-
-@pytest.mark.parametrize("late", [0.3, 0.6, 1.9])
-@told
-async def test_where_answers_are_as_late_as_the_watches_a_watch_that_comes_in_time_is_enough(late):
-    async with pods_in_turn() as pods:
-        pods.slow_watches(late, late)
+        pods.slow_watches(node, late)
         await pods.start_anew()
-        pods.slow_answers(2 * late)
+        if share < 1:
+            await stack.enter_async_context(starved(share))
+        await asyncio.sleep(10)
+        pods.faults.trip = trip
         await asyncio.sleep(20)
-        for _ in range(3):
-            await pods.run(generated=True)
-            await asyncio.sleep(10)
+        for _ in range(count):
+            await pods.run(generated=generated)
+            await asyncio.sleep(8 if trip else 0)
+        assert share < 1 or trip or max(pods.held) < 1.0
 
 
 @pytest.mark.parametrize(("trip", "lag"), [(0.0, 0.0), (0.5, 0.0), (0.5, 4.0), (0.0, 9.0)])
 @told
 async def test_a_call_at_the_moment_of_register_waits_for_the_first_list(trip, lag):
     async with pods_in_turn() as pods:
-        await pods.start_anew(lambda: pods.slow_answers(trip))
+        await pods.start_anew(lambda: setattr(pods.faults, "trip", trip))
         await pods.run(lambda: stall(lag))
 
 
@@ -153,7 +149,7 @@ async def test_a_call_at_the_moment_of_register_waits_for_the_first_list(trip, l
 @told
 async def test_who_keeps_an_answer_back_is_named_after_a_moment_and_nobody_else(share, said):
     async with pods_in_turn() as pods, contextlib.AsyncExitStack() as stack:
-        await pods.start_anew(lambda: pods.slow_answers(60.0))
+        await pods.start_anew(lambda: setattr(pods.faults, "trip", 60.0))
         if share < 1:
             pods.world.host.trouble.starved = True
             await stack.enter_async_context(starved(share))
@@ -164,30 +160,12 @@ async def test_who_keeps_an_answer_back_is_named_after_a_moment_and_nobody_else(
 
 
 @GENERATED
-@pytest.mark.parametrize(("node", "late"), [(0.2, 0.0), (0.7, 0.0), (0.7, 0.7), (1.6, 1.6)])
-@pytest.mark.parametrize("trip", [0.17, 0.28, 0.45, 0.55])
-@told
-async def test_slow_answers_while_a_watch_is_late_cost_no_pod(trip, node, late, generated):
-    """However late the Node's watch shows the lock, the lock's owner has 2 s."""
-    async with pods_in_turn() as pods:
-        await asyncio.sleep(5)
-        pods.slow_watches(node, late)
-        await pods.start_anew()
-        await asyncio.sleep(10)
-        pods.slow_answers(trip)
-        await asyncio.sleep(10)
-        for _ in range(3):
-            await pods.run(generated=generated)
-            await asyncio.sleep(8)
-
-
-@GENERATED
 @pytest.mark.parametrize("trip", [0.18, 0.35, 0.5])
 @told
 async def test_watches_that_break_while_answers_are_slow_cost_no_pod(trip, generated):
     async with pods_in_turn() as pods:
         await asyncio.sleep(10)
-        pods.slow_answers(trip)
+        pods.faults.trip = trip
         for _ in range(15):
             pods.faults.change(is_down=True, list_fails=False, is_alone=True)
             await asyncio.sleep(0.05)

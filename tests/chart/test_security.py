@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from tests.chart.lab.helm import Helm, Object, host_paths, of_kind, pod_of, the
-from tests.chart.lab.values import MATRIX, values
+from tests.chart.lab.values import LEAST, MATRIX, values
 from tests.fakes.explain_rig import EXPLAIN_RIGHTS
 
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 -- where it is mounted
@@ -157,3 +157,16 @@ def test_who_explains_may_read_and_is_bound_to_nobody(helm):
 
     assert EXPLAIN_RIGHTS == granted
     assert role["metadata"]["name"] not in bound
+
+
+@pytest.mark.parametrize("mode", [{}, {"takeover": True}, {"observe": True}], ids=str)
+@pytest.mark.parametrize("given", [[], [{"topologyKey": "an-operators"}]], ids=len)
+def test_agents_keep_off_nodes_of_another_plugin_but_where_they_are_to_meet_it(helm, mode, given):
+    how, hamis = "requiredDuringSchedulingIgnoredDuringExecution", "hami-device-plugin"
+    affinity = {"podAntiAffinity": {how: given}} if given else {}
+
+    pod = pod_of(helm.objects({**LEAST, "affinity": affinity, **mode}))
+
+    terms = pod.get("affinity", {}).get("podAntiAffinity", {}).get(how, [])
+    assert given == terms[: len(given)]
+    assert (not mode) == (hamis in json.dumps(terms))

@@ -69,3 +69,17 @@ def test_the_attempts_of_the_job_end_by_themselves_and_before_helm(helm):
     attempts = (job["backoffLimit"] + 1) * (WAIT + 10)
 
     assert attempts + 20 <= job["activeDeadlineSeconds"] < 300
+
+
+def test_what_gives_the_job_rights_goes_with_its_failure_and_the_job_itself_stays(helm):
+    notes = [
+        (one["kind"], one["metadata"].get("annotations", {}))
+        for one in helm.objects(values("least"))
+    ]
+    policy = "helm.sh/hook-delete-policy"
+    kept = {kind for kind, one in notes if policy in one and "hook-failed" not in one[policy]}
+
+    assert {"Job"} == kept
+    assert {"ClusterRole", "ClusterRoleBinding", "ServiceAccount", "Job"} <= {
+        kind for kind, one in notes if policy in one
+    }

@@ -201,40 +201,36 @@ async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_
     assert msgspec.structs.replace(found, **more) == await dirs.facts()
 
 
-@pytest.mark.parametrize(
-    ("files", "directories", "missing"),
-    [
-        ((), (), (PLAIN, PRELOAD)),
-        ((PLAIN,), (), (PRELOAD,)),
-        ((PRELOAD,), (), (PLAIN,)),
-        ((PRELOAD, VERSIONED), (), ()),
-        ((PRELOAD,), (PLAIN, VERSIONED), (PLAIN,)),  # as a runtime makes them in its place
-    ],
-    ids=str,
-)
-async def test_facts_name_what_is_missing_of_hami_core(dirs, hook, files, directories, missing):
-    installed(hook, *files)
-    for name in directories:
-        (hook / "vgpu" / name).mkdir()
-
-    assert tuple(f"{hook}/vgpu/{name}" for name in missing) == (await dirs.facts()).missing
-
-
 OTHER_MACHINE = stand_in()[:18] + bytes([stand_in()[18] ^ 0xFF]) + stand_in()[19:]
+BAD = (b"", b"\x7fELF", b"<html>Not found</html>", stand_in()[:19], OTHER_MACHINE)
+"""No loader takes them."""
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"\x7fELF", b"<html>Not found</html>", stand_in()[:19], OTHER_MACHINE],
-    ids=["empty", "cut", "page", "shorter", "other-machine"],
+    ("files", "missing", "loadable"),
+    [
+        ({}, (PLAIN, PRELOAD), True),
+        ({PLAIN: stand_in()}, (PRELOAD,), True),
+        ({PRELOAD: b""}, (PLAIN,), True),
+        ({PRELOAD: b"", VERSIONED: stand_in()}, (), True),
+        # As a runtime makes directories in their place.
+        ({PRELOAD: b"", PLAIN: None, VERSIONED: None}, (PLAIN,), True),
+        *(({PRELOAD: b"", PLAIN: bad}, (), False) for bad in BAD),
+        ({PRELOAD: b"", PLAIN: b"", VERSIONED: stand_in()}, (), True),  # it is the one mounted
+    ],
 )
-async def test_facts_tell_a_library_that_no_loader_takes(dirs, hook, content):
-    installed(hook, PLAIN, PRELOAD)
-    (hook / "vgpu" / PLAIN).write_bytes(content)
+async def test_facts_tell_what_is_missing_of_hami_core_and_a_library_that_no_loader_takes(
+    dirs, hook, files, missing, loadable
+):
+    (hook / "vgpu").mkdir()
+    for name, content in files.items():
+        path = hook / "vgpu" / name
+        path.mkdir() if content is None else path.write_bytes(content)
 
-    assert not (await dirs.facts()).loadable
-    installed(hook, VERSIONED)
-    assert (await dirs.facts()).loadable, "the versioned one is mounted"
+    facts = await dirs.facts()
+
+    assert tuple(f"{hook}/vgpu/{name}" for name in missing) == facts.missing
+    assert loadable is facts.loadable
 
 
 async def test_facts_have_the_text_of_the_preload_file_as_it_is_mounted(dirs, hook, tmp_path):
@@ -257,12 +253,18 @@ async def test_the_hook_path_may_be_a_link_of_the_operators(hook, tmp_path):
 
 
 async def test_a_wipe_removes_links_and_not_what_they_name(dirs, place, victim):
+    """And whatever else is there, under whatever name."""
     await dirs.prepare(NAME, wipe=True)
     (place / "to-directory").symlink_to(victim)
     (place / "to-file").symlink_to(victim / "file")
-    (place / "nested").mkdir()
-    (place / "nested" / "deeper").symlink_to(victim)
+    for name in ("nested", "\n\x1b[2Jforged" * 20, "a" * 255, "-rf", " ", ".removed-x"):
+        (place / name[:255]).mkdir()
+        (place / name[:255] / "deeper").symlink_to(victim)
+    (place / os.fsdecode(b"\xff\xfe")).mkdir(mode=0)
     os.mkfifo(place / "pipe")
+    os.mknod(place / "socket", stat.S_IFSOCK | 0o600)
+    with (place / "sparse").open("wb") as sparse:
+        sparse.truncate(10 * 2**40)
 
     await dirs.prepare(NAME, wipe=True)
     await cleared(dirs)

@@ -271,14 +271,6 @@ async def test_only_a_bookmark_before_every_node_says_that_there_is_none(serve, 
     assert shown == [node and node.name async for node in KubeApi(session, NODE).watch_node()]
 
 
-@pytest.mark.parametrize("size", [1, 7, 60, 200])
-async def test_frames_are_found_wherever_the_bytes_are_cut(serve, size):
-    text = BOOKMARK + b"\n" + BOOKMARK.replace(b"7", b"8") + BOOKMARK.replace(b"7", b"9")
-    parts = (text[at : at + size] for at in range(0, len(text), size))
-
-    assert ["1", "7", "8", "9"] == await watch(await serve(streaming(*parts)), [])
-
-
 async def test_a_line_that_no_object_needs_ends_the_watch_and_is_not_collected(serve, monkeypatch):
     monkeypatch.setattr(client, "BODY_LIMIT", len(BOOKMARK))
     found = []

@@ -32,7 +32,6 @@ from agent.kube.client import (
     refused,
 )
 from agent.kube.objects import EventPoster, KubeApi
-from agent.kube.reader import NodeReader
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
@@ -152,7 +151,7 @@ async def test_a_closed_session_says_so(world):
         await world.session.call(ASK)
 
 
-# The Node: its condition is merged by its type, and its amounts are read.
+# A condition of the Node: merged by its type, the others stay.
 
 
 def degraded(*, status: bool) -> NodeCondition:
@@ -169,15 +168,6 @@ async def test_a_condition_is_created_and_replaced_and_the_others_stay(world):
     times = dict.fromkeys(("lastHeartbeatTime", "lastTransitionTime"), "2026-09-01T12:00:00Z")
     said = {"type": "GpuDegraded", "reason": "NotServed", "message": "GPU 1 is bad"}
     assert {"Ready": ready, "GpuDegraded": {"status": "True", **said, **times}} == found
-
-
-async def test_the_node_is_seen_with_its_amounts(world):
-    status = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
-    world.store.create("nodes", {"metadata": {"name": NODE}, "status": status})
-    reader = NodeReader(world.session, NODE)
-    sights = [await reader.get_sight(resource) for resource in (RESOURCE, "other.com/gpu")]
-
-    assert [(NODE, 12, 20), (NODE, 0, 0)] == [(it.name, it.slices, it.capacity) for it in sights]
 
 
 # Statuses of the API server become errors that callers act upon.
@@ -275,25 +265,25 @@ async def in_a_pod(tmp_path):
     await web_server.shutdown(0.1)
 
 
-async def test_a_rotated_certificate_is_read_again_as_often_as_it_rotates(in_a_pod, tmp_path):
+CODES = ("200", "none")
+
+
+async def test_a_rotated_certificate_is_read_again_and_a_server_that_is_another_is_not_talked_to(
+    in_a_pod, tmp_path
+):
     server, session, _ = in_a_pod
     await session.call(ASK)
-    for name in ("two", "one", "two"):
+    for seen, name in enumerate(("two", "one", "two"), 1):
         server.present(name)
+        if name == "two":
+            with pytest.raises(ApiError, match=r"no answer.*certificate"):
+                await session.call(ASK)
+        assert seen == server.seen
         mount(tmp_path, name, "ca.crt")
         await session.call(ASK)
 
-    assert 4 == server.seen
-
-
-async def test_a_server_that_is_another_is_not_talked_to(in_a_pod):
-    server, session, _ = in_a_pod
-    server.present("two")
-    with pytest.raises(ApiError, match=r"no answer.*certificate"):
-        await session.call(ASK)
-
-    assert ((("get", "nodes", "none"), 2),) == session.requests.items()
-    assert 0 == server.seen
+    # Each is tried again with the files as they are then.
+    assert [4, 7] == [dict(session.requests.items())["get", "nodes", code] for code in CODES]
 
 
 async def test_a_renewal_that_takes_long_holds_up_no_other_request(in_a_pod, monkeypatch):

@@ -25,80 +25,92 @@ sys.stdin.read()
 """
 
 
-def test_a_file_left_behind_is_no_obstacle_and_names_the_new_holder(tmp_path):
-    path = tmp_path / "lock"
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "lock"
+
+
+def test_a_file_left_behind_is_no_obstacle_and_names_the_new_holder(path):
     assert "" == LockFile(path).holder()
     path.write_text("pid 1 and a long tail of an older holder\n")
-    lock = LockFile(path)
+    lock, other = LockFile(path), LockFile(path)
 
     assert lock.try_take()
+    path.chmod(0o644)  # as an older agent made it: rights of others go while somebody holds it
     assert f"pid {os.getpid()}" == LockFile(path).holder()
-    other = LockFile(path)
     assert not other.try_take()
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
     for _ in range(2):
         lock.release()
     assert other.try_take()
     other.release()
 
 
-def test_a_lock_whose_file_was_removed_between_is_not_a_lock(tmp_path, monkeypatch):
-    lock = LockFile(tmp_path / "lock")
-    real = fcntl.flock
-    for replace in (False, True):
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_lock_whose_file_was_removed_between_is_not_a_lock(path, monkeypatch, replaces):
+    lock, real = LockFile(path), fcntl.flock
 
-        def removed(handle, operation, replace=replace):
-            real(handle, operation)
-            (tmp_path / "lock").unlink()
-            if replace:
-                (tmp_path / "lock").write_text("")
+    def removed(handle, operation):
+        real(handle, operation)
+        path.unlink()
+        if replaces:
+            path.touch()
 
-        monkeypatch.setattr(fcntl, "flock", removed)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(fcntl, "flock", removed)
         assert not lock.try_take()
-    monkeypatch.undo()
 
     assert lock.try_take()
     lock.release()
 
 
-def test_what_cannot_be_locked_is_said_and_left_as_it_is(tmp_path, monkeypatch):
-    path = tmp_path / "lock"
-    (tmp_path / "file").write_text("")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    os.mkfifo(tmp_path / "fifo")
-    theirs = tmp_path / "theirs"
-    theirs.write_text("pid 1\n")
-    os.chown(theirs, 65534 if os.geteuid() == 0 else -1, -1)
-    wrong = {
-        tmp_path / "file" / "lock": "cannot be locked",
-        tmp_path / "link": "cannot be locked",
-        tmp_path / "fifo": "is not a file",
-        theirs: "is not a file of user 0.*remove it",
-    }
-    for place, why in wrong.items():
-        if place != theirs or os.geteuid() == 0:
-            with pytest.raises(PermissionFault, match=f"{place} {why}"):
-                LockFile(place).try_take()
-    assert (False, "pid 1\n") == ((tmp_path / "target").exists(), theirs.read_text())
-    assert "" == LockFile(tmp_path).holder()
+def theirs(path):
+    path.write_text("pid 1\n")
+    os.chown(path, 65534, -1)
 
+
+WRONG = {
+    "a link": (lambda path: path.symlink_to(path.with_name("target")), "cannot be locked"),
+    "a pipe": (os.mkfifo, "is not a file"),
+    "a directory": (lambda path: path.mkdir(), "cannot be locked: Is a directory"),
+    "another user's": (theirs, "is not a file of user 0.*remove it"),
+}
+
+
+@pytest.mark.parametrize(("make", "why"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_locked_is_said_and_left_as_it_is(path, make, why):
+    if make is theirs and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    make(path)
+    before = path.lstat().st_ctime_ns
+
+    with pytest.raises(PermissionFault, match=f"{path} {why}"):
+        LockFile(path).try_take()
+    assert before == path.lstat().st_ctime_ns
+    assert not path.with_name("target").exists()
+
+
+def test_a_file_system_without_locks_and_a_directory_that_is_none_are_said(path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(PermissionFault, match="cannot be locked: No locks available"):
         LockFile(path).try_take()
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.touch()
+    with pytest.raises(PermissionFault, match=f"{path} cannot be locked"):
+        LockFile(path).try_take()
 
 
 @pytest.mark.process
 @pytest.mark.timeout(30)
-def test_the_kernel_frees_the_lock_of_a_killed_process(tmp_path):
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "lock")]
-    with subprocess.Popen(  # noqa: S603 -- our own program
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout
+def test_the_kernel_frees_the_lock_of_a_killed_process(path):
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    pipe, lock = subprocess.PIPE, LockFile(path)
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as holder:  # noqa: S603 -- our own program
         assert b"held\n" == holder.stdout.readline()
-        lock = LockFile(tmp_path / "lock")
         assert not lock.try_take()
         assert f"pid {holder.pid}" == lock.holder()
         holder.send_signal(signal.SIGKILL)
@@ -135,25 +147,9 @@ def test_another_user_of_the_host_cannot_lock_it(older):
         lock.try_take()
         lock.release()
 
-        done = subprocess.run(  # noqa: S603 -- our own interpreter and arguments
-            [sys.executable, "-S", "-c", STRANGER, path],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-S", "-c", STRANGER, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- our own
 
         assert ("kept out\n", "") == (done.stdout, done.stderr)
         assert lock.try_take()
         lock.release()
-
-
-def test_a_file_of_an_older_agent_loses_its_rights_for_others_while_somebody_holds_it(tmp_path):
-    path = tmp_path / "lock"
-    holder, standby = LockFile(path), LockFile(path)
-    assert holder.try_take()
-    path.chmod(0o644)
-
-    assert not standby.try_take()
-
-    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
-    holder.release()

@@ -142,6 +142,8 @@ async def test_whatever_happens_errors_are_ours_and_all_comes_back(
                 assert len(set(threading.enumerate()) - before) <= 2 * GPUS + 8
             life.mend_all()
             await until_sound(driver, UUIDS)
+            # One thread for calls is enough again, and one for events.
+            await nvml_stub.until(lambda: len(set(threading.enumerate()) - before) <= 2)
             listening.cancel()
     finally:
         life.mend_all()

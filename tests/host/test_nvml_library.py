@@ -21,18 +21,6 @@ pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
 MISMATCH = 18
 
 
-def two_versions(built: Path, folder: Path) -> tuple[NvmlStub, NvmlStub, Path]:
-    """An older and a newer library of a driver, and the soname's link, to the older one."""
-    old, new = (
-        NvmlStub(Path(shutil.copy(built, folder / f"libnvidia-ml.so.{version}")))
-        for version in ("570.1", "575.2")
-    )
-    new.version("575.2")
-    link = folder / "libnvidia-ml.so.1"
-    link.symlink_to(old.path.name)
-    return old, new, link
-
-
 PLACES = (
     "usr/lib64 lib/aarch64-linux-gnu usr/lib/x86_64-linux-gnu/nvidia/current usr/lib "
     "usr/local/glibc/usr/lib run/opengl-driver/lib"
@@ -56,7 +44,13 @@ async def test_a_library_that_a_package_replaced_is_told_until_the_module_follow
 ):
     folder = tmp_path / "usr/lib64"
     folder.mkdir(parents=True)
-    old, new, link = two_versions(built, folder)
+    old, new = (
+        NvmlStub(Path(shutil.copy(built, folder / f"libnvidia-ml.so.{version}")))
+        for version in ("570.1", "575.2")
+    )
+    new.version("575.2")
+    link = folder / "libnvidia-ml.so.1"
+    link.symlink_to(old.path.name)
     where = {"path": link} if by == "the path" else {"driver_root": tmp_path}
     driver = NvmlDriver(sys_root=tmp_path, **where)
     driver.check()
@@ -70,10 +64,9 @@ async def test_a_library_that_a_package_replaced_is_told_until_the_module_follow
         driver.check()
     assert "999.1" == (await driver.scan()).driver_version
     old.fail("any", code=MISMATCH)
-    with pytest.raises(DriverMissing, match="restart the agent"):
-        await driver.scan()
-    with pytest.raises(DriverMissing, match="restart the agent"):
-        await driver.scan()
+    for _ in range(2):
+        with pytest.raises(DriverMissing, match="restart the agent"):
+            await driver.scan()
     assert 0 == new.calls("nvmlInitWithFlags")
     await driver.close()
 
@@ -115,27 +108,26 @@ def test_a_library_that_the_loader_found_is_replaced_by_what_its_link_names(
 def test_a_library_that_the_loader_does_not_take_is_not_called_missing(
     tmp_path, monkeypatch, content
 ):
-    (tmp_path / "libnvidia-ml.so.1").write_bytes(content)
+    file = tmp_path / "libnvidia-ml.so.1"
+    file.write_bytes(content)
     monkeypatch.setattr(nvml, "library_below", lambda _: None)
-    monkeypatch.setattr(nvml, "SONAME", str(tmp_path / "libnvidia-ml.so.1"))
+    monkeypatch.setattr(nvml, "SONAME", str(file))
 
     assert "cannot be loaded" in str(nvml.missing(pynvml, pynvml.NVMLError(12), tmp_path))
 
 
-@pytest.mark.parametrize("has_module", [True, False])
+@pytest.mark.parametrize(
+    ("has_module", "said"), [(True, "no device file"), (False, "module is not loaded")]
+)
 async def test_without_device_files_the_module_is_not_called_missing(
-    built, tmp_path, has_module, monkeypatch
+    driver, stub, tmp_path, has_module, said
 ):
-    file = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
-    NvmlStub(file).fail("any", code=9)
+    stub.fail("any", code=9)
     if has_module:
         (tmp_path / "module/nvidia").mkdir(parents=True)
-    driver = NvmlDriver(path=file, sys_root=tmp_path)
 
-    expected = "no device file" if has_module else "module is not loaded"
-    with pytest.raises(DriverMissing, match=expected):
+    with pytest.raises(DriverMissing, match=said):
         await driver.scan()
-    await driver.close()
 
 
 async def test_a_gpu_whose_device_file_the_agent_may_not_open_is_told_by_its_address(

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from agent.gpu.nvml import GpuThreads
-from tests.fakes.nvml_stub import until
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -93,20 +92,3 @@ async def test_calls_behind_one_that_hangs_wait_where_the_machine_gives_no_more_
     gives.append(True)
 
     assert ["late", "behind"] == [first.result(), second.result()]
-
-
-async def test_what_comes_behind_a_stuck_call_is_refused_at_once_until_that_is_back(gate):
-    threads, before = GpuThreads(30.0), set(threading.enumerate())
-    with pytest.raises(TimeoutError):
-        await threads.call("a", gate.wait, 0.1)
-    async with asyncio.timeout(10):
-        with pytest.raises(TimeoutError, match="has not returned"):
-            await threads.call("a", str)
-        assert "b" == await threads.call("b", lambda: "b")
-        gate.set()
-        while not await threads.drained():  # noqa: ASYNC110 -- it is on its way back
-            await asyncio.sleep(0.01)
-
-    assert "a" == await threads.call("a", lambda: "a")
-    # One thread is enough again.
-    await until(lambda: len(set(threading.enumerate()) - before) == 1)

@@ -265,6 +265,53 @@ async def test_an_owners_lease_on_its_file_holds_nobody_up(hook, regions):
     assert "it or its directory cannot be used: Resource temporarily unavailable" == said
 
 
+SWAPS = """
+import itertools, os, sys
+file, theirs = sys.argv[1:]
+whole = open(file, "rb").read()
+print("at work", flush=True)
+for number in itertools.count():
+    kind = number % 6
+    if kind == 0:
+        os.symlink(theirs, "next")
+    elif kind == 1:
+        os.mkfifo("next")
+    elif kind == 2:
+        os.link(theirs, "next")
+    else:
+        with open("next", "wb") as made:
+            made.write(whole)
+            made.truncate((0, 1887, len(whole))[kind - 3])
+    os.rename("next", file)
+"""
+"""In the region's place is another's, a pipe, a shorter one."""
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+@pytest.mark.looptime(False)
+async def test_a_region_that_is_swapped_while_it_is_read_leads_to_no_other_and_holds_nobody_up(
+    hook, regions
+):
+    region, theirs = with_region(hook), with_region(hook, OTHER)
+    before, seen = theirs.read_bytes(), set()
+    words = [sys.executable, "-c", SWAPS, str(region), str(theirs)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, cwd=region.parent) as tenant:  # noqa: S603, ASYNC220 -- our own
+        try:
+            assert b"at work\n" == tenant.stdout.readline()
+            for _ in range(500):
+                readings = await regions.read([NAME])
+                seen.add(readings[NAME].state)
+                await regions.write({NAME: RegionChange(recent_kernel=-1)})
+            assert tenant.poll() is None
+        finally:
+            tenant.kill()
+
+    assert {RegionState.READABLE, RegionState.UNREADABLE} <= seen
+    assert before == theirs.read_bytes()
+
+
 class MeteredThread:
     """An Offload on which each byte that is read costs `rate` seconds of CPU, and as much time."""
 

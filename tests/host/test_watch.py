@@ -20,21 +20,24 @@ def directory(tmp_path):
 
 
 @pytest.fixture
-def unpolled(monkeypatch):
-    """Only events count while there is a directory."""
-    monkeypatch.setattr(watch, "POLL", 1e6)
-    monkeypatch.setattr(watch, "AGAIN", 0.02)
+def poll():
+    """Seconds between two looks: only events count while there is a directory."""
+    return 1e6
 
 
 @pytest.fixture
-def polled(monkeypatch):
-    monkeypatch.setattr(watch, "POLL", 0.02)
-    monkeypatch.setattr(watch, "AGAIN", 0.02)
+def is_there():
+    """Whether the directory is there at the first look."""
+    return True
 
 
-@contextlib.asynccontextmanager
-async def following(directory):
+@pytest.fixture
+async def changes(directory, monkeypatch, poll, is_there):
     """Changes as they come, the first look already taken."""
+    if not is_there:
+        directory.rmdir()
+    monkeypatch.setattr(watch, "POLL", poll)
+    monkeypatch.setattr(watch, "AGAIN", 0.02)
     async with contextlib.aclosing(KubeletDirectory(directory).changes()) as changes:
         assert "" == await anext(changes)
         yield changes
@@ -48,69 +51,68 @@ def touch(path):
     path.write_bytes(b"")
 
 
-@pytest.mark.usefixtures("unpolled")
-async def test_a_socket_made_anew_at_once_is_seen(directory):
-    touch(directory / "kubelet.sock")
-    async with following(directory) as changes:
-        (directory / "kubelet.sock").unlink()
+async def test_a_socket_made_anew_at_once_is_seen(directory, changes):
+    for _ in range(2):
         touch(directory / "kubelet.sock")
-
         assert ["kubelet.sock"] == await take(changes, 1)
+        (directory / "kubelet.sock").unlink()
 
 
-@pytest.mark.usefixtures("unpolled")
-@pytest.mark.parametrize("how", ["comes", "moves", "removed", "removed with its parent"])
-async def test_a_directory_that_comes_later_or_anew_is_watched_from_then_on(directory, how):
-    if how == "comes":
-        directory.rmdir()
-    async with following(directory) as changes:
-        if how == "moves":
-            directory.rename(directory.parent / "old")
-        if how == "removed":
-            directory.rmdir()
-        if how == "removed with its parent":
-            shutil.rmtree(directory.parent)
-        assert "" == await anext(changes)
-        directory.mkdir(parents=True)
-        assert "" == await anext(changes)
-        touch(directory / "kubelet.sock")
-
-        while "kubelet.sock" != await anext(changes):
-            assert (directory / "kubelet.sock").exists()
-
-
-@pytest.mark.usefixtures("polled")
-async def test_events_still_come_when_others_have_taken_all_that_can_be_opened(
-    directory, monkeypatch
+@pytest.mark.parametrize(
+    ("how", "is_there"),
+    [("comes", False), ("moves", True), ("removed", True), ("removed with its parent", True)],
+)
+async def test_a_directory_that_comes_later_or_anew_is_watched_from_then_on(
+    directory, changes, how
 ):
-    async with following(directory) as changes:
-        monkeypatch.setattr(watch, "Inotify", lambda **_: os.open("", os.O_RDONLY))
-        assert ["", ""] == await take(changes, 2)
-        touch(directory / "kubelet.sock")
+    if how == "moves":
+        directory.rename(directory.parent / "old")
+    if how == "removed":
+        directory.rmdir()
+    if how == "removed with its parent":
+        shutil.rmtree(directory.parent)
+    assert "" == await anext(changes)
+    directory.mkdir(parents=True)
+    assert "" == await anext(changes)
+    touch(directory / "kubelet.sock")
 
-        assert "kubelet.sock" in await take(changes, 2)
+    while "kubelet.sock" != await anext(changes):
+        assert (directory / "kubelet.sock").exists()
 
 
-@pytest.mark.usefixtures("polled")
-async def test_without_inotify_everything_may_have_changed(directory, monkeypatch):
+@pytest.mark.parametrize("poll", [0.02])
+async def test_events_still_come_when_others_have_taken_all_that_can_be_opened(
+    directory, changes, monkeypatch
+):
+    monkeypatch.setattr(watch, "Inotify", lambda **_: os.open("", os.O_RDONLY))
+    assert ["", ""] == await take(changes, 2)
+    touch(directory / "kubelet.sock")
+
+    assert "kubelet.sock" in await take(changes, 2)
+
+
+@pytest.mark.parametrize("poll", [0.02])
+async def test_without_inotify_everything_may_have_changed(directory, monkeypatch, poll):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(watch, "POLL", poll)
+    monkeypatch.setattr(watch, "AGAIN", poll)
     monkeypatch.setattr(Inotify, "add_watch", refuse)
-    async with following(directory) as changes:
-        assert ["", "", ""] == await take(changes, 3)
+    async with contextlib.aclosing(KubeletDirectory(directory).changes()) as changes:
+        assert [""] * 4 == await take(changes, 4)
 
 
-@pytest.mark.usefixtures("unpolled")
-async def test_an_overflow_asks_to_look_at_everything_and_each_name_is_told_once(directory):
+async def test_an_overflow_asks_to_look_at_everything_and_each_name_is_told_once(
+    directory, changes
+):
     with open("/proc/sys/fs/inotify/max_queued_events") as file:  # noqa: ASYNC230, PTH123 -- /proc
         limit = int(file.read())
-    async with following(directory) as changes:
-        for _ in range(limit // 2 + 8):
-            touch(directory / "noise")
-            (directory / "noise").unlink()
+    for _ in range(limit // 2 + 8):
+        touch(directory / "noise")
+        (directory / "noise").unlink()
 
-        assert ["noise", ""] == await take(changes, 2)
+    assert ["noise", ""] == await take(changes, 2)
 
 
 def test_the_epoch_changes_with_the_socket(directory):

@@ -8,13 +8,13 @@ import pytest
 import pytest_asyncio
 
 from tests.hostile.lab.node import open_node
-from tests.hostile.lab.siege import AttackTable, Siege
+from tests.hostile.lab.siege import Siege
 from tests.marking import on_real_time
 from tests.peers.lab.cluster import kept
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "hostile.md"
-TRIED: Final = pytest.StashKey[AttackTable]()
+TRIED: Final = pytest.StashKey[list[str]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,18 +26,18 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """What was tried is shown and written at the end."""
-    table = config.stash.get(TRIED, AttackTable())
-    if table.lines:
+    if lines := config.stash.get(TRIED, []):
+        text = "\n".join([*lines, ""])
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(table.text())
+        TABLE.write_text(text)
         terminalreporter.section(f"tried, and in {TABLE}")
-        terminalreporter.write(table.text())
+        terminalreporter.write(text)
 
 
 @pytest.fixture(scope="session")
-def table(pytestconfig: pytest.Config) -> AttackTable:
+def lines(pytestconfig: pytest.Config) -> list[str]:
     """Where an attack is noted."""
-    return pytestconfig.stash.setdefault(TRIED, AttackTable())
+    return pytestconfig.stash.setdefault(TRIED, [])
 
 
 @pytest.fixture(scope="session")
@@ -47,8 +47,8 @@ def many(pytestconfig: pytest.Config) -> int:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def siege(table: AttackTable) -> AsyncIterator[Siege]:
+async def siege(lines: list[str]) -> AsyncIterator[Siege]:
     """The node that all attack."""
     async with kept(open_node()) as node:
-        table.lines.append(f"On {node.kind}; 20 pods in a row before each attack and in it.")
-        yield Siege(node, table)
+        lines.append(f"On {node.kind}; 20 pods in a row before each attack and in it.")
+        yield Siege(node, lines)

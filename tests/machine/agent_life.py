@@ -42,7 +42,6 @@ from tests.machine.sides import (
     LifeWitness,
     MachineBooks,
     MachineHost,
-    MachineRecords,
     MachineRuntime,
     Steps,
 )
@@ -152,14 +151,11 @@ class AgentLife(AgentServices):
         self._host = host
         self._group = asyncio.TaskGroup()
         self.api = AgentApi(host.store, host.faults, host.chance, step)
+        node = MachineRuntime(host, step)
         super().__init__(
             state,
             self.api,
-            (
-                LifeWitness(MachineBooks(host, step)),
-                MachineRecords(host, step).read,
-                MachineRuntime(host, step),
-            ),
+            (LifeWitness(MachineBooks(host, step)), node.read, node),
             LifeHooks(host, step),
             inventory=host.inventory,
             epoch=host.epoch,
@@ -169,10 +165,10 @@ class AgentLife(AgentServices):
             clock=host.clock,
             chance=host.chance,
         )
-        node, _ = self.watches
-        cells = ReportCells(host.inventory, self.node, node.returns, Cell(ReportSettings()))
+        watch, _ = self.watches
+        cells = ReportCells(host.inventory, self.node, watch.returns, Cell(ReportSettings()))
         self._reporter = Reporter(
-            self.api, cells, node.on_answer, lambda _: None, host.clock, host.chance
+            self.api, cells, watch.on_answer, lambda _: None, host.clock, host.chance
         )
 
     def in_background(self, activity: Coroutine[object, object, None]) -> None:

@@ -22,9 +22,8 @@ _TRIP = (0.002, 0.03)
 _FRAME = (0.001, 0.012)
 """Seconds from a write to its frame of a watch that does not lag."""
 
-
 _QUICK = 0.7
-"""How many of the frames of a late watch are not late themselves."""
+"""The share of a late watch's frames that are not late themselves."""
 
 REMEMBERED = 1000
 """Versions of which the time of the write is kept, as many as the store keeps frames."""
@@ -74,10 +73,14 @@ class Store(ObjectStore):
 
 
 class ApiGate:
-    """One watch's pace: open, or held back but for so many frames."""
+    """One watch's pace: open, or held back but for so many frames.
 
-    def __init__(self, store: Store) -> None:
+    It shows every write so many seconds late.
+    """
+
+    def __init__(self, store: Store, late: float = 0.0) -> None:
         self._store = store
+        self._late = late
         self._is_held = False
         self._frames = 0
 
@@ -101,7 +104,9 @@ class ApiGate:
 
     def seconds_left(self, change: Change, chance: random.Random) -> float:
         """How long the frame that was just taken is still on its way."""
-        return chance.uniform(*_FRAME)
+        now = asyncio.get_running_loop().time()
+        written = self._store.written.get(change.resource_version, now)
+        return max(0.0, written + self._late - now) + chance.uniform(*_FRAME)
 
     @property
     def is_held(self) -> bool:
@@ -110,36 +115,18 @@ class ApiGate:
 
 
 class LateGate(ApiGate):
-    """A watch whose frames arrive in order, each at most so many seconds after its write.
+    """Frames arrive in order, each at most so many seconds after its write.
 
     Most are quick; behind a late one those that follow it wait.
     """
-
-    def __init__(self, store: Store, most: float) -> None:
-        super().__init__(store)
-        self._most = most
 
     def seconds_left(self, change: Change, chance: random.Random) -> float:
         """Until its own moment has come; those before it have arrived."""
         now = asyncio.get_running_loop().time()
         written = self._store.written.get(change.resource_version, now)
         is_quick = chance.random() < _QUICK
-        late = chance.uniform(*_FRAME) if is_quick else chance.uniform(0.0, self._most)
+        late = chance.uniform(*_FRAME) if is_quick else chance.uniform(0.0, self._late)
         return max(0.0, written + late - now)
-
-
-class SlowGate(ApiGate):
-    """A watch that shows every write so many seconds late."""
-
-    def __init__(self, store: Store, late: float) -> None:
-        super().__init__(store)
-        self._late = late
-
-    def seconds_left(self, change: Change, chance: random.Random) -> float:
-        """Until its moment has come."""
-        now = asyncio.get_running_loop().time()
-        written = self._store.written.get(change.resource_version, now)
-        return max(0.0, written + self._late - now) + super().seconds_left(change, chance)
 
 
 class ApiFaults:

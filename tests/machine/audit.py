@@ -357,6 +357,10 @@ def key_of(pod: Json) -> str:
     return f"{pod['metadata']['namespace']},{pod['metadata']['name']}"
 
 
+def uid_of(pod: Json) -> str:
+    return str(pod["metadata"]["uid"])
+
+
 def asked_containers(pod: Json) -> list[str]:
     """The containers for which the kubelet asks, in its order."""
     return [one["name"] for one in _containers(pod) if _count(one)]

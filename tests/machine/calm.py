@@ -1,12 +1,17 @@
-"""A node and its cluster in which nothing fails."""
+"""Stories of a node and its cluster in which nothing fails.
+
+A story says how quick everybody is and what owners of pods do at which second. It is drawn from a
+seed and kept as data, and always played the same way, so one that went wrong can be told again.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import NoReturn, Protocol
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from agent.allocate.match import UnlockedPods
 from agent.ports import Clock
@@ -14,22 +19,20 @@ from agent.sandbox.kubelet.model import Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL
 from agent.sandbox.store import Json, NotFoundError, StatusError
 from tests.builders import NODE
 from tests.fakes.chance import Seeded
-from tests.machine.agent_life import AgentLife
-from tests.machine.api import ApiFaults, LateGate, Store
-from tests.machine.audit import AuditedHooks, lock_of
+from tests.machine.api import ApiFaults, LateGate
+from tests.machine.audit import AuditedHooks, lock_of, uid_of
 from tests.machine.calm_audit import CalmAudit
 from tests.machine.kubelet import RESOURCE
+from tests.machine.playing import silence
 from tests.machine.pods import NAMESPACE, Box, Scheduler, Shape, TimedCluster, a_pod_object
-from tests.machine.sides import MachineHost
+from tests.machine.refusals import wrong_in
+from tests.machine.sides import MachineHost, VirtualClock, VirtualLoop
 from tests.machine.site import MachineSite
-
-# Stories of a cluster in which nothing fails: drawn from a seed, kept as data.
-#
-# A story says how quick everybody is and what owners of pods do at which second. The same story is
-# always played the same way, so one in which something went wrong can be told again.
+from tests.services.at_work import at_work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,99 +45,43 @@ class StoryPace:
     is told 403 of a pod that is gone. `crowd`: how often others ask PodResources, in seconds.
     """
 
-    pods_late: float = 0.0
-    node_late: float = 0.0
-    is_slow: bool = True
-    spread: bool = False
-    is_old: bool = False
-    hides: bool = False
-    unlocked: UnlockedPods = UnlockedPods.SCHEDULED
-    crowd: float = 0.0
+    pods_late: float
+    node_late: float
+    is_slow: bool
+    spread: bool
+    is_old: bool
+    hides: bool
+    unlocked: UnlockedPods
+    crowd: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Burst:
-    """So many pods at once, each with a name of its own; `prefix` + number, or a generated one."""
+class Deed:
+    """What owners of pods do at that second. `count` is how many, or how often.
+
+    - burst: pods at once, each with a name of its own, or a generated one if `is_other`.
+    - job: short pods, `at_once` at a time, removed some seconds after the last.
+    - set: pods whose names return; the n-th of a name has the n-th shape, round and round. They
+      start one by one, or all together if `is_other`.
+    - deployment: pods with generated names; those of the next shape replace them in a roll.
+    - roll: all deployments and sets are replaced, one by one, last one first.
+    - delete: pods from the place-th one on, with that grace.
+    - crash: the place-th container of those that run ends, `count` times, a second apart.
+    - swap: a pod is deleted by force `after` seconds after its binding, and made again with the
+      second shape `again_after` seconds later.
+    """
 
     at: float
-    count: int
-    shape: Shape
-    prefix: str
-    is_generated: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Short pods, so many in all and so many at a time, removed some seconds after the last."""
-
-    at: float
-    name: str
-    shape: Shape
-    completions: int
-    parallelism: int
-
-
-@dataclasses.dataclass(frozen=True)
-class StatefulSet:
-    """Pods whose names return: the n-th pod of a name has the n-th shape, round and round."""
-
-    at: float
-    name: str
-    shapes: tuple[Shape, ...]
-    replicas: int
-    is_parallel: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Deployment:
-    """Pods with generated names; a roll replaces them one by one by those of the next shape."""
-
-    at: float
-    name: str
-    shapes: tuple[Shape, ...]
-    replicas: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Roll:
-    """All of the deployments roll; all pods of the stateful sets are replaced, last one first."""
-
-    at: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Delete:
-    """The pod at that place among those that are there is deleted, and `count` - 1 after it."""
-
-    at: float
-    place: int
-    grace: int
+    kind: str
+    name: str = ""
+    shapes: tuple[Shape, ...] = ()
     count: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Crash:
-    """The container at that place among those that run ends, as often, a second apart."""
-
-    at: float
-    place: int
-    times: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Swap:
-    """A pod is deleted by force so many seconds after its binding, and made again with `then`."""
-
-    at: float
-    name: str
-    shape: Shape
-    then: Shape
-    after: float
-    again_after: float
-    times: int = 1
-
-
-Deed = Burst | Job | StatefulSet | Deployment | Roll | Delete | Crash | Swap
+    at_once: int = 0
+    is_other: bool = False
+    place: int = 0
+    grace: int = 30
+    after: float = 0.0
+    again_after: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,162 +147,86 @@ def _a_pace(chance: random.Random) -> StoryPace:
     )
 
 
-Draw = Callable[[int, float, random.Random, list[Shape]], Deed]
+_KINDS = ("burst", "job", "set", "deployment", "roll", "delete", "crash", "swap")
+_OFTEN = (3, 3, 4, 2, 2, 4, 2, 4)
+"""How often each is drawn."""
 
 
 def _a_deed(number: int, chance: random.Random, shapes: list[Shape]) -> Deed:
+    """A burst is at times as large as they come, of the smallest pods then: all are to fit."""
     at = round(chance.uniform(0.0, SECONDS), 2)
-    draw = chance.choices([kind for kind, _ in _KINDS], weights=[weight for _, weight in _KINDS])
-    return draw[0](number, at, chance, shapes)
+    (kind,) = chance.choices(_KINDS, weights=_OFTEN)
+    name = {"deployment": "api", "set": "web", "swap": "one"}.get(kind, kind)
+    deed, choice = Deed(at, kind, f"{name}{number}"), chance.choice
+    more: dict[str, object] = {}
+    match kind:
+        case "burst":
+            count = choice((3, 8, 8, 30))
+            shape = choice(shapes) if count <= 8 else Shape((Box(mib=1000, cores=5),))
+            shape = dataclasses.replace(shape, seconds=choice((None, 3, 8)))
+            more = {"count": count, "shapes": (shape,), "is_other": chance.random() < 0.5}
+        case "job":
+            seconds, restarts = choice((1, 2, 5)), choice(("Never", "OnFailure"))
+            short = dataclasses.replace(choice(shapes), seconds=seconds, restarts=restarts)
+            more = {"shapes": (short,), "count": choice((4, 8, 12)), "at_once": choice((2, 4, 4))}
+        case "set":
+            more = {"shapes": tuple(chance.choices(shapes, k=3)), "is_other": chance.random() < 0.5}
+            more["count"] = chance.randint(1, 4)
+        case "deployment":
+            more = {"shapes": tuple(chance.choices(shapes, k=2)), "count": 3}
+        case "delete":
+            more = {"grace": choice((0, 0, 1, 30)), "place": chance.randint(0, 40)}
+            more["count"] = choice((1, 1, 3))
+        case "crash":
+            more = {"place": chance.randint(0, 40), "count": choice((1, 3))}
+        case "swap":
+            more = {
+                "shapes": (choice(shapes), choice(shapes)),
+                "after": choice((0.0, 0.0, 0.005, 0.02, 0.1, 1.0)),
+                "again_after": choice((0.0, 0.0, 0.005, 0.1)),
+                "count": choice((1, 1, 3)),
+            }
+    return dataclasses.replace(deed, **more)  # type: ignore[arg-type]
 
 
-def _a_job(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    seconds = chance.choice((1, 2, 5))
-    policy = chance.choice(("Never", "OnFailure"))
-    short = dataclasses.replace(chance.choice(shapes), seconds=seconds, restarts=policy)
-    return Job(at, f"job{number}", short, chance.choice((4, 8, 12)), chance.choice((2, 4, 4)))
-
-
-def _a_stateful_set(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    several = tuple(chance.choices(shapes, k=3))
-    is_parallel = chance.random() < 0.5
-    return StatefulSet(at, f"web{number}", several, chance.randint(1, 4), is_parallel)
-
-
-def _a_deletion(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    grace = chance.choice((0, 0, 1, 30))
-    return Delete(at, chance.randint(0, 40), grace, chance.choice((1, 1, 3)))
-
-
-def _a_swap(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    return Swap(
-        at,
-        f"one{number}",
-        chance.choice(shapes),
-        chance.choice(shapes),
-        after=chance.choice((0.0, 0.0, 0.005, 0.02, 0.1, 1.0)),
-        again_after=chance.choice((0.0, 0.0, 0.005, 0.1)),
-        times=chance.choice((1, 1, 3)),
-    )
-
-
-def _a_burst(number: int, at: float, chance: random.Random, shapes: list[Shape]) -> Deed:
-    """At times as large as they come, of the smallest pods then: all are to find room."""
-    count = chance.choice((3, 8, 8, 30))
-    shape = chance.choice(shapes) if count <= 8 else Shape((Box(mib=1000, cores=5),))
-    shape = dataclasses.replace(shape, seconds=chance.choice((None, 3, 8)))
-    return Burst(at, count, shape, f"b{number}", chance.random() < 0.5)
-
-
-_KINDS: tuple[tuple[Draw, int], ...] = (
-    (_a_burst, 3),
-    (_a_job, 3),
-    (_a_stateful_set, 4),
-    (lambda n, at, dice, shapes: Deployment(at, f"api{n}", tuple(dice.choices(shapes, k=2)), 3), 2),
-    (lambda _, at, *__: Roll(at), 2),
-    (_a_deletion, 4),
-    (lambda _, at, dice, __: Crash(at, dice.randint(0, 40), dice.choice((1, 3))), 2),
-    (_a_swap, 4),
-)
-
-
-# The owners of pods in stories without faults: they look at the cluster and do what is missing.
+# The owners of pods: they look at the cluster and do what is missing.
 
 OWNER = "owner"
 """The annotation that names a pod's controller."""
 
 _REVISION = "revision"
 _REACTION = (0.005, 0.1)
-_GRACE = 30
 _TTL = 5.0
 _BACKOFF_LIMIT = 6
 _GIVEN_UP = 60
 """Rejected pods after which the owner of a deployment sees that it never starts."""
 
 
-class Create(Protocol):
-    """Make a pod of that name, or with a name made of it."""
+class Controller:
+    """The owner of a job, a set or a deployment."""
 
-    def __call__(
-        self, name: str, shape: Shape, notes: Mapping[str, str], *, generated: bool = False
-    ) -> None: ...
-
-
-class Controllers:
-    """All of them; each is asked after every change, a moment later."""
-
-    def __init__(self, store: Store, chance: random.Random, create: Create) -> None:
-        self._store = store
-        self._chance = chance
-        self._create = create
-        self._all: list[_Controller] = []
-
-    def begin(self, wanted: Job | StatefulSet | Deployment) -> None:
-        """There is one more."""
-        made: _Controller
-        match wanted:
-            case Job():
-                made = _Jobs(wanted, self._store, self._create)
-            case StatefulSet():
-                made = _StatefulSets(wanted, self._store, self._create)
-            case Deployment():
-                made = _Deployments(wanted, self._store, self._create)
-        self._all.append(made)
-        self._store.stir()
-
-    def roll(self) -> None:
-        """Their owners want other pods."""
-        for one in self._all:
-            one.revision += 1
-        self._store.stir()
-
-    async def run(self) -> None:
-        """Look and act, for ever."""
-        while True:
-            await self._store.until_news(_TTL)
-            await asyncio.sleep(self._chance.uniform(*_REACTION))
-            pods = self._store.select("pods")
-            for one in self._all:
-                one.look([pod for pod in pods if owner_of(pod) == one.name])
-
-
-class _Controller:
-    def __init__(self, name: str, store: Store, create: Create) -> None:
-        self.name = name
+    def __init__(self, deed: Deed, site: "CalmSite") -> None:
         self.revision = 0
-        self._store = store
-        self._make = create
-
-    def look(self, pods: Sequence[Json]) -> None:
-        raise NotImplementedError
-
-    def _create(self, name: str, shape: Shape, *, generated: bool) -> None:
-        notes = {OWNER: self.name, _REVISION: str(self.revision)}
-        self._make(name, shape, notes, generated=generated)
-
-    def _delete(self, pod: Json, grace: int = _GRACE) -> None:
-        metadata = pod["metadata"]
-        try:
-            self._store.delete("pods", metadata["namespace"], metadata["name"], grace=grace)
-        except NotFoundError:
-            return
-
-
-class _Jobs(_Controller):
-    def __init__(self, job: Job, store: Store, create: Create) -> None:
-        super().__init__(job.name, store, create)
-        self._job = job
+        self._deed = deed
+        self._site = site
+        self._turns = [itertools.cycle(deed.shapes) for _ in range(deed.count)]
         self._done: set[str] = set()
         self._over_at: float | None = None
 
     def look(self, pods: Sequence[Json]) -> None:
-        self._done |= {uid(pod) for pod in pods if phase(pod) == "Succeeded"}
+        """Do what is missing."""
+        own = [pod for pod in pods if _note(pod, OWNER) == self._deed.name]
+        look = {"job": self._job, "set": self._set, "deployment": self._deployment}
+        look[self._deed.kind](own)
+
+    def _job(self, pods: Sequence[Json]) -> None:
+        self._done |= {uid_of(pod) for pod in pods if phase(pod) == "Succeeded"}
         active = [pod for pod in pods if not is_over(pod) and not is_leaving(pod)]
         if sum(phase(pod) == "Failed" for pod in pods) > _BACKOFF_LIMIT:
             return
-        left = self._job.completions - len(self._done) - len(active)
-        for _ in range(min(left, self._job.parallelism - len(active))):
-            self._create(f"{self.name}-", self._job.shape, generated=True)
+        left = self._deed.count - len(self._done) - len(active)
+        for _ in range(min(left, self._deed.at_once - len(active))):
+            self._create(self._deed.shapes[0])
         if left > 0 or active:
             return
         now = asyncio.get_running_loop().time()
@@ -364,52 +235,37 @@ class _Jobs(_Controller):
             for pod in pods:
                 self._delete(pod)
 
-
-class _StatefulSets(_Controller):
-    def __init__(self, wanted: StatefulSet, store: Store, create: Create) -> None:
-        super().__init__(wanted.name, store, create)
-        self._wanted = wanted
-        self._turns = [itertools.cycle(wanted.shapes) for _ in range(wanted.replicas)]
-
-    def look(self, pods: Sequence[Json]) -> None:
+    def _set(self, pods: Sequence[Json]) -> None:
         by_name = {pod["metadata"]["name"]: pod for pod in pods}
         for place, turn in enumerate(self._turns):
-            pod = by_name.get(f"{self.name}-{place}")
+            name = f"{self._deed.name}-{place}"
+            pod = by_name.get(name)
             if pod is None:
-                self._create(f"{self.name}-{place}", next(turn), generated=False)
-            if not self._wanted.is_parallel and (pod is None or not is_ready(pod)):
+                self._create(next(turn), name)
+            if not self._deed.is_other and (pod is None or not is_ready(pod)):
                 return
-        old = [pod for pod in pods if _revision_of(pod) != self.revision]
+        old = [pod for pod in pods if _note(pod, _REVISION) != str(self.revision)]
         if old and all(map(is_ready, pods)):
             self._delete(max(old, key=lambda pod: str(pod["metadata"]["name"])))
 
-
-class _Deployments(_Controller):
-    def __init__(self, wanted: Deployment, store: Store, create: Create) -> None:
-        super().__init__(wanted.name, store, create)
-        self._wanted = wanted
-
-    def look(self, pods: Sequence[Json]) -> None:
+    def _deployment(self, pods: Sequence[Json]) -> None:
         if sum(map(is_over, pods)) >= _GIVEN_UP:
             return
-        wanted = self._wanted.replicas
+        wanted = self._deed.count
         alive = [pod for pod in pods if not is_leaving(pod) and not is_over(pod)]
-        new = [pod for pod in alive if _revision_of(pod) == self.revision]
-        old = [pod for pod in alive if _revision_of(pod) != self.revision]
-        shape = self._wanted.shapes[self.revision % len(self._wanted.shapes)]
-        for _ in range(min(wanted - len(new), wanted + 1 - len(alive))):
-            self._create(f"{self.name}-", shape, generated=True)
+        old = [pod for pod in alive if _note(pod, _REVISION) != str(self.revision)]
+        missing = wanted - len(alive) + len(old)
+        for _ in range(min(missing, wanted + 1 - len(alive))):
+            self._create(self._deed.shapes[self.revision % len(self._deed.shapes)])
         if old and sum(map(is_ready, alive)) >= wanted:
             self._delete(old[0])
 
+    def _create(self, shape: Shape, name: str = "") -> None:
+        notes = {OWNER: self._deed.name, _REVISION: str(self.revision)}
+        self._site.create(name or f"{self._deed.name}-", shape, notes, is_generated=not name)
 
-def owner_of(pod: Json) -> str:
-    """The name of its controller."""
-    return str((pod["metadata"].get("annotations") or {}).get(OWNER, ""))
-
-
-def uid(pod: Json) -> str:
-    return str(pod["metadata"]["uid"])
+    def _delete(self, pod: Json) -> None:
+        self._site.remove(str(pod["metadata"]["name"]), self._deed.grace)
 
 
 def phase(pod: Json) -> str:
@@ -432,23 +288,8 @@ def is_ready(pod: Json) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
-def _revision_of(pod: Json) -> int:
-    return int(pod["metadata"]["annotations"][_REVISION])
-
-
-TIMINGS = Timings(
-    container_start=(0.1, 0.4), init_run=(0.1, 2.0), crash_backoff=10.0, most_backoff=40.0
-)
-
-
-class CalmPlacer(SchedulerModel):
-    """kube-scheduler and HAMi's as they are, with requests that take a moment."""
-
-    def __init__(
-        self, store: Store, clock: Clock, chance: random.Random, settings: SchedulerSettings
-    ) -> None:
-        cluster = TimedCluster(store, chance)
-        super().__init__(store, clock, chance, settings=settings, cluster=cluster)
+def _note(pod: Json, key: str) -> str:
+    return str((pod["metadata"].get("annotations") or {}).get(key, ""))
 
 
 class Placements(Scheduler):
@@ -459,26 +300,22 @@ class Placements(Scheduler):
 
 
 class CalmSite(MachineSite):
-    """A node without faults."""
+    """A node without faults, with kube-scheduler and HAMi's as they are."""
 
     gpus = 4
     split = 10
-    timings = TIMINGS
+    timings = Timings(
+        container_start=(0.1, 0.4), init_run=(0.1, 2.0), crash_backoff=10.0, most_backoff=40.0
+    )
 
-    def __init__(
-        self,
-        seed: int,
-        clock: Clock,
-        life: Callable[..., Coroutine[object, object, AgentLife]],
-        pace: StoryPace,
-    ) -> None:
+    def __init__(self, seed: int, clock: Clock, pace: StoryPace) -> None:
         self.pace = pace
-        super().__init__(seed, clock, life)
-        self.controllers = Controllers(self.store, self.chance, self.create)
+        super().__init__(seed, clock)
+        self._owners: list[Controller] = []
         self._told = self.store.told
         self.store.told = self._tell
-        self._swaps: dict[str, tuple[Swap, int]] = {}
-        """By pod name, and how often it is still to be made anew."""
+        self._swaps: dict[str, Deed] = {}
+        """By pod name, with how often it is still to be made anew."""
 
     def make_faults(self) -> ApiFaults:
         gates = (LateGate(self.store, most) for most in (self.pace.pods_late, self.pace.node_late))
@@ -491,7 +328,10 @@ class CalmSite(MachineSite):
         settings = SchedulerSettings(gpu_policy="spread" if self.pace.spread else "binpack")
         if not self.pace.is_slow:
             settings = settings.quick()
-        self.placer = CalmPlacer(self.store, self.clock, self.chance, settings)
+        cluster = TimedCluster(self.store, self.chance)
+        self.placer = SchedulerModel(
+            self.store, self.clock, self.chance, settings=settings, cluster=cluster
+        )
         return scheduler
 
     def make_audit(self) -> CalmAudit:
@@ -499,7 +339,8 @@ class CalmSite(MachineSite):
         audit.lenient = self.pace.is_old
         audit.serves_unlocked = self.pace.unlocked is not UnlockedPods.STRICT
         audit.was_shown = lambda text: text in self.faults.shown_locks
-        audit.all_listed = self._offers_all
+        every = self.gpus * self.split
+        audit.all_listed = lambda: self.kubelet.allocatable(RESOURCE) == every
         return audit
 
     def make_host(self, hooks: AuditedHooks) -> MachineHost:
@@ -510,71 +351,73 @@ class CalmSite(MachineSite):
         lag = (0.0, 0.01)
         return KubeletPodLoop(self.kubelet, self.store, NODE, eager=True, lag=lag)
 
-    def _offers_all(self) -> bool:
-        return self.kubelet.allocatable(RESOURCE) == self.gpus * self.split
-
     # What happens
 
     def begin(self, deed: Deed) -> None:
         """The owners of pods do it, or see to it from now on."""
-        self.judge.say("deed", deed)
-        match deed:
-            case Burst():
+        match deed.kind:
+            case "burst":
                 for number in range(deed.count):
-                    name = f"{deed.prefix}-" if deed.is_generated else f"{deed.prefix}-{number}"
-                    self.create(name, deed.shape, {}, generated=deed.is_generated)
-            case Job() | StatefulSet() | Deployment():
-                self.controllers.begin(deed)
-            case Roll():
-                self.controllers.roll()
-            case Delete():
-                self._delete(deed)
-            case Crash():
+                    name = f"{deed.name}-" if deed.is_other else f"{deed.name}-{number}"
+                    self.create(name, deed.shapes[0], is_generated=deed.is_other)
+            case "job" | "set" | "deployment":
+                self._owners.append(Controller(deed, self))
+                self.store.stir()
+            case "roll":
+                for one in self._owners:
+                    one.revision += 1
+                self.store.stir()
+            case "delete":
+                present = [pod for pod in self.pods() if not is_leaving(pod)]
+                start = deed.place % len(present) if present else 0
+                for pod in present[start : start + deed.count]:
+                    self.remove(str(pod["metadata"]["name"]), deed.grace)
+            case "crash":
                 self.spawn(self._crash(deed))
-            case Swap():
-                self._swaps[deed.name] = (deed, deed.times)
-                self.create(deed.name, deed.shape, {})
+            case _:
+                self._swaps[deed.name] = deed
+                self.create(deed.name, deed.shapes[0])
+
+    async def look_after_pods(self) -> NoReturn:
+        """Each owner looks after every change, a moment later."""
+        while True:
+            await self.store.until_news(_TTL)
+            await asyncio.sleep(self.chance.uniform(*_REACTION))
+            pods = self.store.select("pods")
+            for one in self._owners:
+                one.look(pods)
 
     def create(
-        self, name: str, shape: Shape, notes: Mapping[str, str], *, generated: bool = False
+        self, name: str, shape: Shape, notes: Mapping[str, str] = {}, *, is_generated: bool = False
     ) -> None:
         """A pod of that name, or with a name made of it; nothing if there is one."""
         pod = a_pod_object(name, shape, 0)
         pod["metadata"]["annotations"] |= notes
-        if generated:
+        if is_generated:
             pod["metadata"]["generateName"] = pod["metadata"].pop("name")
         with contextlib.suppress(StatusError):
             self.store.create("pods", self.scheduler.admit(pod))
 
-    def _delete(self, deed: Delete) -> None:
-        present = [pod for pod in self.pods() if not is_leaving(pod)]
-        start = deed.place % len(present) if present else 0
-        for pod in present[start : start + deed.count]:
-            self._remove(str(pod["metadata"]["name"]), deed.grace)
-
-    def _remove(self, name: str, grace: int) -> None:
+    def remove(self, name: str, grace: int) -> None:
         with contextlib.suppress(NotFoundError):
             self.store.delete("pods", NAMESPACE, name, grace=grace)
 
-    async def _crash(self, deed: Crash) -> None:
+    async def _crash(self, deed: Deed) -> None:
         running = sorted(self.kubelet.node.running())
-        if not running:
-            return
-        owner = running[deed.place % len(running)]
-        for _ in range(deed.times):
-            if owner not in self.kubelet.node.running():
+        owner = running[deed.place % len(running)] if running else None
+        for _ in range(deed.count):
+            if owner is None or owner not in self.kubelet.node.running():
                 return
-            self.judge.say("dies", *owner)
             await self.kubelet.container_died(*owner)
             await asyncio.sleep(1.0)
 
-    async def _swap(self, swap: Swap, left: int) -> None:
+    async def _swap(self, swap: Deed) -> None:
         await asyncio.sleep(swap.after)
-        self._remove(swap.name, 0)
+        self.remove(swap.name, 0)
         await asyncio.sleep(swap.again_after)
-        if left > 1:
-            self._swaps[swap.name] = (swap, left - 1)
-        self.create(swap.name, swap.then, {})
+        if swap.count > 1:
+            self._swaps[swap.name] = dataclasses.replace(swap, count=swap.count - 1)
+        self.create(swap.name, swap.shapes[1])
 
     def _tell(self, resource: str, before: Json | None, after: Json | None) -> None:
         self._told(resource, before, after)
@@ -583,12 +426,12 @@ class CalmSite(MachineSite):
         name = after["metadata"]["name"]
         is_bound = not before["spec"].get("nodeName") and after["spec"].get("nodeName")
         if is_bound and name in self._swaps:
-            self.spawn(self._swap(*self._swaps.pop(name)))
+            self.spawn(self._swap(self._swaps.pop(name)))
 
-    async def crowd_in(self, pause: float) -> NoReturn:
-        """Others ask PodResources, too, for ever; 0: they never do."""
+    async def crowd_in(self) -> NoReturn:
+        """Others ask PodResources, too, for ever; with a pace of 0 they never do."""
         while True:
-            await asyncio.sleep(pause or 1e6)
+            await asyncio.sleep(self.pace.crowd or 1e6)
             if self.kubelet.life is not None:
                 self.kubelet.life.crowd(self.chance.choice((3, 10)))
 
@@ -596,7 +439,7 @@ class CalmSite(MachineSite):
         """Who found no place so far is not wanted any more."""
         for pod in self.pods():
             if not pod["spec"].get("nodeName"):
-                self._remove(str(pod["metadata"]["name"]), 0)
+                self.remove(str(pod["metadata"]["name"]), 0)
 
     def is_settled(self) -> bool:
         """Whether nothing is under way any more."""
@@ -606,7 +449,69 @@ class CalmSite(MachineSite):
         return is_up and not lock_of(node) and self.placer.is_idle
 
     def _runs(self, pod: Json) -> bool:
-        known = self.kubelet.node.pods.get(pod["metadata"]["uid"])
+        known = self.kubelet.node.pods.get(uid_of(pod))
         if known is None:
             return False
         return {one.name for one in known.spec.containers if one.kind != "init"} <= known.running
+
+
+# A story is told.
+
+SETTLES_WITHIN = 240.0
+"""Seconds for all that was begun to come to its end: a burst of 30 with a slow queue takes most."""
+
+TAIL = 135.0
+"""Seconds after which no row, lock or effect may be left: the longest patience of the agent."""
+
+_LOOK = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ToldVerdict:
+    """What came of a story: what was wrong, and what was counted."""
+
+    seed: int
+    breaches: tuple[str, ...]
+    tally: Mapping[str, int]
+
+
+def tell_number(seed: int) -> ToldVerdict:
+    """The story of that number, to its end or to the first breach, without a word in the log."""
+    loop = VirtualLoop()
+    try:
+        with silence():
+            return loop.run_until_complete(_played(a_story(seed), VirtualClock(loop)))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def _played(story: MachineStory, clock: VirtualClock) -> ToldVerdict:
+    site = CalmSite(story.seed, clock, story.pace)
+    async with site.living():
+        found = await _course(story, site)
+    return ToldVerdict(story.seed, tuple(found), Counter(site.judge.tally))
+
+
+async def _course(story: MachineStory, site: CalmSite) -> list[str]:
+    """All deeds, and time for what comes of them. What was wrong, if anything was."""
+    judge, loop = site.judge, asyncio.get_running_loop()
+    async with at_work(site.placer.run, site.crowd_in):
+        await asyncio.sleep(REGISTER_INTERVAL + 1.0)  # then HAMi has seen the node's GPUs
+        async with at_work(site.look_after_pods):
+            began = loop.time()
+            for deed in story.deeds:
+                await asyncio.sleep(max(0.0, began + deed.at - loop.time()))
+                if not judge.breaches:
+                    site.begin(deed)
+            ends, is_settled = loop.time() + SETTLES_WITHIN, False
+            while loop.time() < ends and not judge.breaches and not is_settled:
+                await asyncio.sleep(_LOOK)
+                is_settled = site.is_settled()
+        site.drop_unbound()
+        if not judge.breaches:
+            await asyncio.sleep(TAIL)
+    judge.finish()
+    return [*judge.breaches] or list(
+        wrong_in(site, (), lambda _, pod: uid_of(pod) in judge.excused)
+    )

@@ -17,7 +17,7 @@ from agent.sandbox.kubelet.pods import KubeletEvent
 from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
-from tests.machine.audit import Audit, asked_containers, key_of, lock_of, owner_in
+from tests.machine.audit import Audit, asked_containers, key_of, lock_of, owner_in, uid_of
 from tests.machine.pods import Placement
 
 SERVED_LIMIT = 5.0
@@ -38,7 +38,7 @@ _OVER = ("Succeeded", "Failed")
 
 
 class CalmAudit(Audit):
-    """The strict audit. `lenient`: refusals are counted only. `told_of`: what happened, in order.
+    """The strict audit. `lenient`: refusals are counted only.
 
     `tally` counts what happened. `excused`: pods that were refused rightly.
     """
@@ -55,9 +55,6 @@ class CalmAudit(Audit):
         self.was_shown: Callable[[str], bool] = lambda _: True
         """Whether the agent's watch of the Node has shown this lock."""
         self.excused: set[str] = set()
-        self.told_of: list[str] = []
-        self._present: dict[str, Json] = {}
-        self._named: dict[str, str] = {}
         self._served: dict[str, float] = {}
         """When a pod was answered in full."""
         self._over: dict[str, float] = {}
@@ -77,10 +74,6 @@ class CalmAudit(Audit):
         """Pods that HAMi took for the owner of a namesake's lock, and whose agent let it go before
         they were bound: its watch could not show them, and they are bound without a lock."""
 
-    def say(self, *words: object) -> None:
-        """Something happened now."""
-        self.told_of.append(f"{_now():8.3f} {' '.join(map(str, words))}")
-
     def finish(self) -> None:
         """The history is over."""
         if self._lock is not None:
@@ -88,14 +81,13 @@ class CalmAudit(Audit):
 
     def is_gone(self, uid: str) -> bool:
         """Whether the API server has no such pod any more."""
-        return uid not in self._present
+        return uid not in self._pods
 
     def answered(self, response: ContainerAllocateResponse) -> None:
         owner = owner_in(response)
-        self.say("answered", *self._who(self._asking), "by the share of", *self._who(owner))
         self.tally["answered"] += 1
         super().answered(response)
-        pod = self._present.get(owner[0])
+        pod = self._pods.get(owner[0])
         if pod is not None:
             left = {*asked_containers(pod)} - {
                 name for uid, name in self.answers if uid == owner[0]
@@ -104,7 +96,6 @@ class CalmAudit(Audit):
                 self._served.setdefault(owner[0], _now())
 
     def released(self, value: str) -> None:
-        self.say("the agent releases", value)
         self._let_go = value
         super().released(value)
 
@@ -142,41 +133,33 @@ class CalmAudit(Audit):
         super()._hear(event)
         if event.kind in ("rejected", "container_waiting"):
             self._judge_refusal(event.pod, event.text)
-        elif event.kind == "allocating":
-            self.say("asks", *self._who((event.pod, event.container)))
 
     def _judge_refusal(self, uid: str, text: str) -> None:
-        self.say("refused", *self._who((uid, "")), text)
         gate = text.rpartition("[HA-")[2].partition("]")[0] if "[HA-" in text else ""
         if self.is_gone(uid):
             self.tally["a gone pod was refused"] += 1
             return
-        if gate in _NO_ROOM and self.room.is_oversold(uid):
-            self.tally["refused, for the scheduler had sold its room"] += 1
-            self.excused.add(uid)
-            return
-        if any(words in text for words in _NO_IDS) and self.all_listed():
-            self.tally["rejected, for the scheduler had sold its slice"] += 1
-            self.excused.add(uid)
-            return
-        if gate in _NO_RIGHT and uid in self._robbed and not self.was_shown(self._robbed[uid]):
-            self.tally["refused, for HAMi took its lock back before the watch had shown it"] += 1
-            self.excused.add(uid)
-            return
-        if gate in _NO_RIGHT and uid in self._heirs:
-            self.tally["refused, for HAMi gave it the lock of a namesake that was over"] += 1
-            self.excused.add(uid)
-            return
-        if gate == _MANY and self.serves_unlocked and self._has_ghost(uid, text):
-            self.tally["refused, for a pod without a lock has the name of one that just ended"] += 1
-            self.excused.add(uid)
-            return
-        self.tally[f"refused {gate}"] += 1
-        if gate and self.lenient:
+        why = self._why_right(uid, gate, text)
+        self.tally[why or f"refused {gate}"] += 1
+        if why or (gate and self.lenient):
             self.excused.add(uid)
         else:
             what = "a good pod was refused" if gate else "the kubelet rejected a pod"
-            self._breach(what, *self._who((uid, "")), text)
+            self._breach(what, self._names.get(uid, "?"), uid, text)
+
+    def _why_right(self, uid: str, gate: str, text: str) -> str:
+        """Why a pod that is there was refused rightly; empty: it was not."""
+        if gate in _NO_ROOM and self.room.is_oversold(uid):
+            return "refused, for the scheduler had sold its room"
+        if any(words in text for words in _NO_IDS) and self.all_listed():
+            return "rejected, for the scheduler had sold its slice"
+        if gate in _NO_RIGHT and uid in self._robbed and not self.was_shown(self._robbed[uid]):
+            return "refused, for HAMi took its lock back before the watch had shown it"
+        if gate in _NO_RIGHT and uid in self._heirs:
+            return "refused, for HAMi gave it the lock of a namesake that was over"
+        if gate == _MANY and self.serves_unlocked and self._has_ghost(uid, text):
+            return "refused, for a pod without a lock has the name of one that just ended"
+        return ""
 
     def _has_ghost(self, uid: str, text: str) -> bool:
         """Whether another pod that the refusal names just took the name of one that is gone.
@@ -185,10 +168,10 @@ class CalmAudit(Audit):
         the new one or has not forgotten the old one.
         """
         return any(
-            self._named[gone] != self._named.get(uid)
-            and self._named[gone].replace(",", "/") in text
+            self._names[gone] != self._names.get(uid)
+            and self._names[gone].replace(",", "/") in text
             for gone, when in self._gone.items()
-            if gone in self._named and _now() - when < GHOST
+            if gone in self._names and _now() - when < GHOST
         )
 
     def _told(self, resource: str, before: Json | None, after: Json | None) -> None:
@@ -198,27 +181,18 @@ class CalmAudit(Audit):
         if resource != "pods":
             return
         if after is None:
-            uid = str((before or {})["metadata"]["uid"])
-            self.say("gone", *self._who((uid, "")))
-            self._present.pop(uid, None)
-            self._gone[uid] = _now()
-            return
-        uid = str(after["metadata"]["uid"])
-        self._see_pod(uid, self._present.get(uid), after)
-        self._present[uid] = after
-        self._named[uid] = key_of(after)
+            self._gone[uid_of(before or {})] = _now()
+        else:
+            self._see_pod(uid_of(after), before, after)
 
     def _see_pod(self, uid: str, before: Json | None, after: Json) -> None:
         text = (after["metadata"].get("annotations") or {}).get(ALLOCATED)
         if text is not None and text != _noted(before):
-            self.say("placed", after["metadata"]["name"], uid[:4], text)
             self._place(uid, after, tuple(map(tuple, decode_pod_devices(text))))
         if before is None:
             self.tally["pods"] += 1
-            self.say("made", after["metadata"]["name"], uid[:4])
         elif not before["spec"].get("nodeName") and after["spec"].get("nodeName"):
             self.tally["bound"] += 1
-            self.say("bound", after["metadata"]["name"], uid[:4])
         if before is not None and _phase_of(before) == PHASE_SUCCESS != _phase_of(after):
             self._scheduler.bound_again.add(uid)  # the marks of a bind that fails
         phase = after["status"].get("phase")
@@ -251,14 +225,13 @@ class CalmAudit(Audit):
             placed[owner[0]] = first
 
     def _see_lock(self, text: str) -> None:
-        self.say("lock", text or "gone")
         if self._lock is not None:
             self._judge_lock(*self._lock)
             before, _, first = self._lock
             heir = self._named_by(before)  # HAMi lets the next of a name take it over as it is
             if heir is not None and before != self._let_go:
                 self._robbed[heir] = before
-            elif heir not in (None, first) and not self._present[heir]["spec"].get("nodeName"):
+            elif heir not in (None, first) and not self._pods[heir]["spec"].get("nodeName"):
                 self._heirs.add(heir)
         owner = self._named_by(text)
         self._lock = (text, _now(), owner) if text else None
@@ -269,7 +242,7 @@ class CalmAudit(Audit):
     def _named_by(self, text: str) -> str | None:
         """The pod that has the name in a lock now."""
         key = text.partition(",")[2]
-        return next((uid for uid, pod in self._present.items() if key_of(pod) == key), None)
+        return next((uid for uid, pod in self._pods.items() if key_of(pod) == key), None)
 
     def _judge_lock(self, text: str, since: float, owner: str | None) -> None:
         """How long it stood for nothing.
@@ -291,10 +264,6 @@ class CalmAudit(Audit):
 
     def _breach(self, what: str, *about: object) -> None:
         super()._breach(f"{what} at {_now():.3f}", *about)
-
-    def _who(self, owner: Owner) -> tuple[str, str]:
-        name = self._named.get(owner[0], "?").rpartition(",")[2]
-        return f"{name} {owner[0][:4]}", owner[1]
 
 
 def _noted(pod: Json | None) -> str | None:

@@ -1,9 +1,7 @@
 """The rules of random histories: one step each, and how much time passes after it."""
 
-import asyncio
-import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from hypothesis.stateful import initialize, rule
 from agent.model import Condition
 from agent.sandbox.store import Json
 from tests.builders import NODE
-from tests.machine.agent_life import AgentLife, start_agent
+from tests.machine.audit import uid_of
 from tests.machine.playing import Deed, OneHistory
 from tests.machine.pods import Box, Shape, boxes, plain_shapes, shapes
 from tests.machine.refusals import left_over
@@ -26,13 +24,9 @@ flags = st.booleans()
 often = st.sampled_from((True, True, True, False))
 seldom = st.sampled_from((False, False, False, True))
 
-StartAgent = Callable[..., Coroutine[object, object, AgentLife]]
-
 
 class Histories(OneHistory):
     """One history: a world on a loop of its own."""
-
-    life: StartAgent = staticmethod(start_agent)
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,21 +40,19 @@ class Histories(OneHistory):
         """A node on which some pods run already."""
 
         async def build() -> MachineWorld:
-            world = MachineWorld(seed, VirtualClock(self.loop), self.life)
-            ready = asyncio.Event()
-            self.task = asyncio.get_running_loop().create_task(world.run(ready))
-            await ready.wait()
-            return world
+            return MachineWorld(seed, VirtualClock(self.loop))
 
         self.world = self.loop.run_until_complete(build())
+        self._living = self.world.living()
+        self.loop.run_until_complete(self._living.__aenter__())
         self.world.late_registrations = 0.1
         for name, shape in zip(("a", "b", "c"), running, strict=False):
             self.after(1.0, partial(self.world.create_and_schedule, name, shape))
 
     def breaches(self) -> list[str]:
-        if self.task.done():
+        if self.world.task.done():
             self.is_broken = True
-            self.task.result()
+            self.world.task.result()
         return [*self.world.audit.breaches]
 
     def write(self, pause: float, deed: Deed) -> None:
@@ -241,12 +233,13 @@ class Histories(OneHistory):
     def the_scheduler_errs(self, place: int, deed: str, pause: float) -> None:
         """Its locks run out, are stamped anew, or a bind that had succeeded is tried again."""
         pod = self.pick(place, is_bound)
+        scheduler, spawn = self.world.scheduler, self.world.spawn
         deeds: dict[str, Deed] = {
-            "expire": self.world.scheduler.clock.jump,
-            "stamp": self.world.stamp_again,
+            "expire": scheduler.clock.jump,
+            "stamp": lambda: spawn(scheduler.stamp_again()),
         }
         if pod is not None:
-            deeds["bind"] = partial(self.world.bind_again, uid_of(pod))
+            deeds["bind"] = lambda: spawn(scheduler.bind_again(uid_of(pod)))
         self.after(pause, deeds.get(deed))
 
     @rule(calls=st.sampled_from((5, 10, 60)), pause=pauses)
@@ -297,9 +290,7 @@ class Histories(OneHistory):
 
     def end(self) -> None:
         if self.world is not None:
-            self.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                self.loop.run_until_complete(self.task)
+            self.loop.run_until_complete(self._living.__aexit__(None, None, None))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
@@ -307,7 +298,3 @@ class Histories(OneHistory):
 def is_bound(pod: Json) -> bool:
     """Whether it is a pod of this node."""
     return bool(pod["spec"].get("nodeName") == NODE)
-
-
-def uid_of(pod: Json) -> str:
-    return str(pod["metadata"]["uid"])

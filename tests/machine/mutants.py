@@ -1,41 +1,42 @@
 """Planted bugs. Each is the real agent but for one thing, put in its place for a while.
 
-The machine must find every one of them: a machine that finds none of these proves nothing.
+The histories must find every one of them: what finds none of these proves nothing.
 """
 
+import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from agent import reconcile
-from agent import settle as core_settlement
-from agent import settle as settlement
-from agent.allocate import match as matching
-from agent.allocate import service
-from agent.allocate.match import UNREAD, Ask, Candidate, Evidence, Grant, Question, exactly_one
-from agent.allocate.match import decide as decide_truly
-from agent.allocate.room import RoomClaim
+from agent import reconcile, settle
+from agent.allocate import match, service
+from agent.allocate.match import UNREAD, Ask, Candidate, Evidence, Grant, Question
 from agent.allocate.service import Inquiry
 from agent.cluster import BIND_TIME, NodeLock, PodView
-from agent.errors import Refusal, RefusalReason
+from agent.errors import DriverError, Refusal, RefusalReason
+from agent.health import judge, watch
+from agent.health.watch import HealthWatch
 from agent.ledger import ContainerKey, Ledger, Row
+from agent.model import Action, Cause, Condition, GpuSigns, Health
 from agent.reconcile import ReconcileFacts
 from agent.settle import Effect, EffectKind, SettlementFacts
-from agent.settle import pending_effects as truly_pending
 from tests.machine.agent_life import AgentLife
 
 
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """A bug and the words of the breach that it is found by. `first`: the story to begin with."""
+class Mutant(NamedTuple):
+    """A bug, and the words of the breach that it is found by."""
 
-    patch: contextlib.AbstractContextManager[None]
+    place: Any
+    name: str
+    bug: object
     breach: str
-    first: int = 0
+
+    def planted(self) -> contextlib.AbstractContextManager[None]:
+        """The bug is there for as long as the block runs."""
+        return replaced(self.place, self.name, self.bug)
 
 
 @contextlib.contextmanager
@@ -49,7 +50,12 @@ def replaced(place: Any, name: str, value: object) -> Iterator[None]:
         setattr(place, name, before)
 
 
-def witness_ignored() -> Mutant:
+# Of answers, in histories where anything may fail.
+
+decide, exactly_one, ask = match.decide, match.exactly_one, Inquiry._ask
+
+
+def witness_ignored(evidence: Evidence) -> object:
     """Whoever fits is taken for the pod that asks: the lock's owner first, nobody is asked."""
 
     def first_of(found: tuple[Candidate, ...], evidence: Evidence) -> object:
@@ -57,233 +63,211 @@ def witness_ignored() -> Mutant:
         whoever = sorted(found, key=lambda one: one.pod.key != owner)
         return whoever[0] if whoever else exactly_one((), evidence)
 
-    @contextlib.contextmanager
-    def patch() -> Iterator[None]:
-        unasked = replaced(matching, "to_ask", lambda *_: None)
-        with unasked, replaced(matching, "exactly_one", first_of):
-            yield
-
-    return Mutant(patch(), "another one's directory")
+    unasked = replaced(match, "to_ask", lambda *_: None)
+    with unasked, replaced(match, "exactly_one", first_of):
+        return decide(evidence)
 
 
-def uid_ignored() -> Mutant:
+def uid_ignored(evidence: Evidence) -> object:
     """A row counts for every pod of its name, whichever pod of that name it was answered to."""
-    original = matching.decide
+    pods = {pod.key: pod for pod in evidence.table.pods.values()}
 
-    def decide(evidence: Evidence) -> object:
-        pods = {pod.key: pod for pod in evidence.table.pods.values()}
-        rows = tuple(
-            _taken_over(row, pods.get((row.namespace, row.pod))) for row in evidence.ledger.rows
-        )
-        renamed = msgspec.structs.replace(evidence, ledger=Ledger(rows))
-        return original(renamed)
+    def taken_over(row: Row) -> Row:
+        pod = pods.get((row.namespace, row.pod))
+        if pod is None or pod.uid == row.key.pod_uid:
+            return row
+        key = ContainerKey(pod.uid, row.key.container)
+        return msgspec.structs.replace(row, key=key, confirmed=False)
 
-    return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
-
-
-def _taken_over(row: Row, pod: PodView | None) -> Row:
-    if pod is None or pod.uid == row.key.pod_uid:
-        return row
-    return msgspec.structs.replace(
-        row, key=ContainerKey(pod.uid, row.key.container), confirmed=False
-    )
+    rows = tuple(map(taken_over, evidence.ledger.rows))
+    return decide(msgspec.structs.replace(evidence, ledger=Ledger(rows)))
 
 
-def sums_unchecked() -> Mutant:
-    """Whatever the scheduler wrote is granted, however full the GPU is."""
-
-    def shortage(wanted: RoomClaim, live: object, gpus: object) -> None:
-        return None
-
-    return Mutant(replaced(matching, "shortage", shortage), "promised beyond")
-
-
-def answered_before_fsync() -> Mutant:
+async def answered_before_fsync(self: AgentLife, change: Callable[[Ledger], Ledger]) -> None:
     """The answer does not wait for the disk."""
-
-    async def commit(self: AgentLife, change: Callable[[Ledger], Ledger]) -> None:
-        self.in_background(self.state.commit(change))
-
-    return Mutant(replaced(AgentLife, "commit", commit), "on disk")
+    self.in_background(self.state.commit(change))
 
 
-def replayed_by_count() -> Mutant:
+def replayed_by_count(evidence: Evidence) -> object:
     """Any row of as many slices is answered again to whoever holds no record."""
-    original = matching.decide
-
-    def decide(evidence: Evidence) -> object:
-        step = original(evidence)
-        if not isinstance(step, Grant) or step.candidate.row is None:
-            return step
-        row = next(row for row in evidence.ledger.rows if len(row.shares) == evidence.count)
-        found = msgspec.structs.replace(step.candidate, row=row)
-        return Grant(found, row.group, row.shares)
-
-    return Mutant(_decided_by(decide), "another one's directory")
+    step = decide(evidence)
+    if not isinstance(step, Grant) or step.candidate.row is None:
+        return step
+    row = next(row for row in evidence.ledger.rows if len(row.shares) == evidence.count)
+    return Grant(msgspec.structs.replace(step.candidate, row=row), row.group, row.shares)
 
 
-def order_of_the_spec() -> Mutant:
+def order_of_the_spec(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
     """Dead containers are asked for in their order, whatever ran when the kubelet began.
 
     A pod whose row then names another one's slices is refused where it asks itself.
     """
-
-    def first(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
-        return matching.waiting(pod, evidence)[:1]
-
-    return Mutant(
-        replaced(matching, "possible", first), "another one's directory|a good pod was refused"
-    )
+    return match.waiting(pod, evidence)[:1]
 
 
-def silence_taken_for_no() -> Mutant:
+async def silence_taken_for_no(self: Inquiry, namespace: str, name: str) -> None:
     """A pod about which PodResources gives no answer is taken for one that the kubelet lacks."""
-    original = Inquiry._ask
-
-    async def ask(self: Inquiry, namespace: str, name: str) -> None:
-        try:
-            await original(self, namespace, name)
-        except Refusal:
-            self.seen.known[namespace, name] = None
-
-    return Mutant(replaced(Inquiry, "_ask", ask), "another one's directory|a good pod was refused")
+    try:
+        await ask(self, namespace, name)
+    except Refusal:
+        self.seen.known[namespace, name] = None
 
 
-def dead_containers_in_the_way() -> Mutant:
+def dead_containers_in_the_way(found: tuple[Candidate, ...], evidence: Evidence) -> object:
     """A new pod is refused as long as dead containers wait that nothing tells apart."""
-
-    def only_one(found: tuple[Candidate, ...], evidence: Evidence) -> object:
-        known = matching.admitted(found, evidence)
-        if len({each.pod.key for each in known}) > 1 and Ask.PODS in evidence.asked:
-            raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
-        return exactly_one(found, evidence)
-
-    return Mutant(replaced(matching, "exactly_one", only_one), "a good pod was refused")
+    known = match.admitted(found, evidence)
+    if len({each.pod.key for each in known}) > 1 and Ask.PODS in evidence.asked:
+        raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
+    return exactly_one(found, evidence)
 
 
-def unread_name_taken_for_the_same() -> Mutant:
+def unread_name_taken_for_the_same(evidence: Evidence) -> object:
     """A pod in view is served under a name that the API server did not answer about."""
-    original = matching.decide
-
-    def decide(evidence: Evidence) -> object:
-        uids = {
-            key: seen.uid
-            if uid is UNREAD and (seen := evidence.table.named(*key)) is not None
-            else uid
-            for key, uid in evidence.pod_uids.items()
-        }
-        return original(msgspec.structs.replace(evidence, pod_uids=uids))
-
-    return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
+    uids = {
+        key: seen.uid if uid is UNREAD and (seen := evidence.table.named(*key)) else uid
+        for key, uid in evidence.pod_uids.items()
+    }
+    return decide(msgspec.structs.replace(evidence, pod_uids=uids))
 
 
-def _decided_by(decide: object) -> contextlib.AbstractContextManager[None]:
-    return replaced(service, "decide", decide)
+OTHERS = "another one's directory"
+OTHERS_OR_REFUSED = f"{OTHERS}|a good pod was refused"
+REFUSED = "a good pod was refused"
+
+MUTANTS = {
+    "witness ignored": Mutant(service, "decide", witness_ignored, OTHERS),
+    "uid ignored": Mutant(service, "decide", uid_ignored, OTHERS_OR_REFUSED),
+    "sums unchecked": Mutant(match, "shortage", lambda *_: None, "promised beyond"),
+    "answered before fsync": Mutant(AgentLife, "commit", answered_before_fsync, "on disk"),
+    "replayed by count": Mutant(service, "decide", replayed_by_count, OTHERS),
+    "order of the spec": Mutant(match, "possible", order_of_the_spec, OTHERS_OR_REFUSED),
+    "silence is no": Mutant(Inquiry, "_ask", silence_taken_for_no, OTHERS_OR_REFUSED),
+    "dead in the way": Mutant(match, "exactly_one", dead_containers_in_the_way, REFUSED),
+    "unread name": Mutant(service, "decide", unread_name_taken_for_the_same, OTHERS_OR_REFUSED),
+}
 
 
-MUTANTS = (
-    witness_ignored,
-    uid_ignored,
-    sums_unchecked,
-    answered_before_fsync,
-    replayed_by_count,
-    order_of_the_spec,
-    silence_taken_for_no,
-    dead_containers_in_the_way,
-    unread_name_taken_for_the_same,
-)
+# In stories where nothing fails: what the agent once took for true, and did not do.
+
+unused, pending_effects = reconcile._unused, settle.pending_effects
 
 
-# Planted bugs for stories without faults: what the agent once took for true, and did not do.
-#
-# As in `mutants`: the stories must find every one of them.
-
-
-def bind_time_compared() -> Mutant:
+def bind_time_compared(evidence: Evidence) -> object:
     """A lock that was stamped after its owner's bind-time is taken for a later pod's."""
-
-    def decide(evidence: Evidence) -> object:
-        step = decide_truly(evidence)
-        if isinstance(step, Grant) and step.candidate.row is None:
-            pod, lock = step.candidate.pod, evidence.lock
-            if lock is not None and lock.owner == pod.key and not _took(pod, lock):
-                raise Refusal(
-                    RefusalReason.NO_RIGHT, "The lock was taken for a later pod of that name."
-                )
-        return step
-
-    return Mutant(replaced(service, "decide", decide), "a good pod was refused")
+    step = decide(evidence)
+    if isinstance(step, Grant) and step.candidate.row is None:
+        pod, lock = step.candidate.pod, evidence.lock
+        if lock is not None and lock.owner == pod.key and not _took(pod, lock):
+            raise Refusal(RefusalReason.NO_RIGHT, "The lock was taken for a later pod.")
+    return step
 
 
-def bind_time_compared_in_settlement() -> Mutant:
+def bind_time_compared_in_settlement(scene: SettlementFacts) -> tuple[Effect, ...]:
     """The lock of an owner that is over or gone is released only if it is not the younger one."""
-
-    def pending_effects(scene: SettlementFacts) -> tuple[Effect, ...]:
-        return tuple(effect for effect in truly_pending(scene) if not _is_doubted(effect, scene))
-
-    return Mutant(replaced(settlement, "pending_effects", pending_effects), "a lock stood")
-
-
-def locks_not_left_to_pods_that_come() -> Mutant:
-    """A lock whose owner is not here yet is taken at once."""
-    return Mutant(
-        replaced(core_settlement, "UNCLAIMED", dt.timedelta(0)),
-        "a lock was taken from a pod that needs it|a good pod was refused",
+    lock = scene.lock
+    pods = [*scene.table.pods.values(), *(stone.pod for stone in scene.table.tombstones)]
+    is_doubted = lock and any(pod.key == lock.owner and not _took(pod, lock) for pod in pods)
+    return tuple(
+        effect
+        for effect in pending_effects(scene)
+        if effect.kind is not EffectKind.RELEASE_LOCK or not is_doubted
     )
-
-
-def returning_names_not_looked_at() -> Mutant:
-    """The pod in view is taken for the one that the API server has by that name."""
-
-    def decide(evidence: Evidence) -> object:
-        step = decide_truly(evidence)
-        while isinstance(step, Question) and step.ask is Ask.POD:
-            (key,) = step.pods
-            seen = evidence.table.named(*key)
-            uids = {**evidence.pod_uids, key: seen.uid if seen else None}
-            evidence = msgspec.structs.replace(evidence, pod_uids=uids)
-            step = decide_truly(evidence)
-        return step
-
-    return Mutant(replaced(service, "decide", decide), "another one's directory")
-
-
-def locks_that_went_forgotten() -> Mutant:
-    """Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing."""
-    forgotten = replaced(service, "former_locks", lambda *_: ())
-    return Mutant(forgotten, "a good pod was refused", first=1213)
-
-
-def listed_for_good() -> Mutant:
-    """A pod that has ended keeps its rows as long as the kubelet lists it."""
-    truly_unused = reconcile._unused
-
-    def unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, float]]:
-        names = {(each.namespace, each.pod) for each in seen.holdings}
-        for row, grace in truly_unused(rows, seen):
-            if (row.namespace, row.pod) not in names:
-                yield row, grace
-
-    return Mutant(replaced(reconcile, "_unused", unused), "the row of a pod that is over")
-
-
-def _is_doubted(effect: Effect, scene: SettlementFacts) -> bool:
-    if effect.kind is not EffectKind.RELEASE_LOCK or scene.lock is None:
-        return False
-    graves = [stone.pod for stone in scene.table.tombstones]
-    pods = [*scene.table.pods.values(), *graves]
-    return any(pod.key == scene.lock.owner and not _took(pod, scene.lock) for pod in pods)
 
 
 def _took(pod: PodView, lock: NodeLock) -> bool:
     return int(lock.stamp.timestamp()) <= int(pod.annotations.get(BIND_TIME, "0"))
 
 
-CALM_MUTANTS = (
-    bind_time_compared,
-    bind_time_compared_in_settlement,
-    locks_not_left_to_pods_that_come,
-    returning_names_not_looked_at,
-    locks_that_went_forgotten,
-    listed_for_good,
-)
+def returning_names_not_looked_at(evidence: Evidence) -> object:
+    """The pod in view is taken for the one that the API server has by that name."""
+    step = decide(evidence)
+    while isinstance(step, Question) and step.ask is Ask.POD:
+        (key,) = step.pods
+        seen = evidence.table.named(*key)
+        uids = {**evidence.pod_uids, key: seen.uid if seen else None}
+        evidence = msgspec.structs.replace(evidence, pod_uids=uids)
+        step = decide(evidence)
+    return step
+
+
+def listed_for_good(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, float]]:
+    """A pod that has ended keeps its rows as long as the kubelet lists it."""
+    names = {(each.namespace, each.pod) for each in seen.holdings}
+    for row, grace in unused(rows, seen):
+        if (row.namespace, row.pod) not in names:
+            yield row, grace
+
+
+TAKEN = f"a lock was taken from a pod that needs it|{REFUSED}"
+ROW_LEFT = "the row of a pod that is over"
+
+CALM_MUTANTS = {
+    "bind-time compared": Mutant(service, "decide", bind_time_compared, REFUSED),
+    "bind-time compared in settlement": Mutant(
+        settle, "pending_effects", bind_time_compared_in_settlement, "a lock stood"
+    ),
+    "locks not left to pods that come": Mutant(settle, "UNCLAIMED", dt.timedelta(0), TAKEN),
+    "returning names": Mutant(service, "decide", returning_names_not_looked_at, OTHERS),
+    "listed for good": Mutant(reconcile, "_unused", listed_for_good, ROW_LEFT),
+}
+
+
+# Of how GPUs are judged.
+
+verdict, relieved, worse = judge.verdict, judge.relieved, judge.worse
+
+
+def forgetful(one: Health, now: dt.datetime, *_: object, boot_changed: bool) -> Health:
+    """A restarted agent remembers nothing."""
+    del boot_changed
+    return Health(Condition.OK, since=now)
+
+
+def easy(*args: Any, needs: Action = Action.NONE, **more: Any) -> Health:
+    """Nothing needs a reset."""
+    del needs
+    return verdict(*args, **more)
+
+
+def restless(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+    """The time before a reset is known counts as a rest after it."""
+    return msgspec.structs.replace(relieved(one, signs, now), quiet_since=one.quiet_since)
+
+
+def trusting(one: Health, newest: Health) -> Health:
+    """Whatever a GPU reports takes the place of the driver's refusal."""
+    return newest if one.cause == Cause.REFUSED else worse(one, newest)
+
+
+def sweeping(one: Health, doubt: Health) -> Health:
+    """A memory error that names no GPU takes all of them out."""
+    if judge.UNNAMED not in doubt.text:
+        return worse(one, doubt)
+    bad = Condition.BAD
+    return verdict(bad, doubt.since, Cause.ECC, "H-ECC", doubt.text) if one.serving else one
+
+
+async def talkative(self: HealthWatch) -> None:
+    """Each GPU of a mishap is a list of its own."""
+    while True:
+        await self._reported.wait()
+        self._reported.clear()
+        reports, self._waiting = tuple(self._waiting), {}
+        for report in reports:
+            self._publish(self._judged((report,)))
+            await asyncio.sleep(0.001)
+
+
+GPU_MUTANTS = {
+    "each GPU is a list": Mutant(HealthWatch, "_judge_reports", talkative, "I4"),
+    "what the driver raises ends all": Mutant(watch, "GpuError", DriverError, "I8"),
+    "nothing is remembered": Mutant(judge, "remembered", forgetful, "I9"),
+    "one passed probe and all is well": Mutant(judge, "quiet_time", lambda *_: 0.0, "I9"),
+    "nothing needs a reset": Mutant(judge, "verdict", easy, "I9"),
+    "one failed probe and it is bad": Mutant(judge, "is_failing", lambda *_: True, "I9"),
+    "failed probes are doubts for ever": Mutant(judge, "is_failing", lambda *_: False, "I9"),
+    "nobody looks who is missing": Mutant(HealthWatch, "scanned", lambda *_: None, "I9"),
+    "all for one": Mutant(judge, "worse", sweeping, "I9"),
+    "no rest after a reset": Mutant(judge, "relieved", restless, "I9"),
+    "a report undoes a refusal": Mutant(judge, "worse", trusting, "I9"),
+}

@@ -78,21 +78,15 @@ class Many:
     count: int
     jobs: int
 
+    @property
     def seeds(self) -> range:
         """One seed for each history."""
         return range(self.first, self.first + self.count)
 
-    def chunks(self) -> list[tuple[int, int]]:
-        """Seeds, and how many histories to draw from each."""
-        return [
-            (self.first + place, min(CHUNK, self.count - drawn))
-            for place, drawn in enumerate(range(0, self.count, CHUNK))
-        ]
-
 
 @contextmanager
 def side_by_side(
-    play_one: Callable[[S], T], seeds: Sequence[S], jobs: int, at_once: int
+    play_one: Callable[[S], T], seeds: Sequence[S], jobs: int, at_once: int = 1
 ) -> Iterator[Iterator[T]]:
     """What comes of each seed, in their order; each process takes `at_once` seeds at a time.
 
@@ -108,9 +102,10 @@ def side_by_side(
 
 def play_many(machine: type[RuleBasedStateMachine], many: Many) -> Counter[str]:
     """All of them, on all processors. Returns what they counted; the first breach fails."""
-    chunks = many.chunks()
+    sizes = [min(CHUNK, many.count - drawn) for drawn in range(0, many.count, CHUNK)]
+    chunks = list(enumerate(sizes, many.first))
     counted: Counter[str] = Counter()
-    with side_by_side(partial(_chunk, machine), chunks, many.jobs, 1) as played:
+    with side_by_side(partial(_chunk, machine), chunks, many.jobs) as played:
         for (number, size), (found, counts) in zip(chunks, played, strict=True):
             clean = counted["histories"]
             again = f"--history-seed={number} --histories={size}"

@@ -292,16 +292,16 @@ class LifeWitness(PodResourcesWitness):
         self._stub = books  # type: ignore[assignment]  # the two calls that it makes
 
 
-class MachineRecords:
-    """The kubelet's checkpoint file."""
+class MachineRuntime:
+    """What the node itself tells: the kubelet's checkpoint file, and who has a live cgroup."""
 
     def __init__(self, host: MachineHost, step: Steps) -> None:
-        self._host = host
+        self._kubelet = host.kubelet
         self._step = step
 
     async def read(self, resource: str) -> dict[ContainerKey, frozenset[SliceId]] | None:
         await self._step()
-        found = self._host.kubelet.drive.checkpoint
+        found = self._kubelet.drive.checkpoint
         if found is None:
             return None
         return {
@@ -312,23 +312,15 @@ class MachineRecords:
             if entry.resource == resource
         }
 
-
-class MachineRuntime:
-    """The containers that have a live cgroup."""
-
-    def __init__(self, host: MachineHost, step: Steps) -> None:
-        self._host = host
-        self._step = step
-
     async def begun(self) -> frozenset[PodUid]:
         await self._step()
-        known = self._host.kubelet.node.pods
+        known = self._kubelet.node.pods
         return frozenset(PodUid(uid) for uid, pod in known.items() if pod.has_cgroup)
 
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         await self._step()
         return ids & {
             container_id(pod, name)
-            for pod in self._host.kubelet.node.pods.values()
+            for pod in self._kubelet.node.pods.values()
             for name in pod.running
         }

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 
 from agent.kit.cell import Cell
 from agent.ledger import KubeletEpoch
@@ -16,7 +16,7 @@ from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import MemoryDisk
-from tests.machine.agent_life import AgentLife
+from tests.machine.agent_life import AgentLife, start_agent
 from tests.machine.api import ApiFaults, ApiGate, Store
 from tests.machine.audit import Audit, AuditedHooks
 from tests.machine.kubelet import RESOURCE, TIMINGS, MemoryKubelet, StoryLine, devices_of
@@ -41,9 +41,7 @@ class MachineSite:
     late_registrations = 0.0
     timings = TIMINGS
 
-    def __init__(
-        self, seed: int, clock: Clock, life: Callable[..., Coroutine[object, object, AgentLife]]
-    ) -> None:
+    def __init__(self, seed: int, clock: Clock) -> None:
         self.clock = clock
         self.chance = Seeded(seed)
         self.store = Store(self.clock, self.chance)
@@ -57,7 +55,6 @@ class MachineSite:
         self.host = self.make_host(hooks)
         self.agent: AgentLife | None = None
         self.conditions = [Condition.OK] * self.gpus
-        self._start_agent = life
         self._boots = 0
         self._away = 0.2
         self._is_over = False
@@ -107,8 +104,20 @@ class MachineSite:
 
     # Life and death
 
-    async def run(self, ready: asyncio.Event) -> None:
-        """Be, until cancelled."""
+    @contextlib.asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """It is there, and its agent serves, for as long as the block runs."""
+        ready = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run(ready))
+        try:
+            await ready.wait()
+            yield
+        finally:
+            self.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.task
+
+    async def _run(self, ready: asyncio.Event) -> None:
         try:
             async with self._group as group:
                 try:
@@ -133,9 +142,8 @@ class MachineSite:
     async def start_agent(self) -> None:
         """The agent starts, unless it runs."""
         if self.agent is None:
-            agent = self.agent = await self._start_agent(
-                self.host, self.kill_agent, f"boot-{self._boots}"
-            )
+            agent = await start_agent(self.host, self.kill_agent, f"boot-{self._boots}")
+            self.agent = agent
             agent.api.released = self.audit.released
             agent.api.annotated = self.audit.annotated
             self._agent_task = self._group.create_task(self._live(agent))

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 
 from agent.cluster import ALLOCATED
 from agent.model import Condition
@@ -11,7 +11,6 @@ from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.store import Json, StatusError
 from tests.builders import NODE
-from tests.machine.agent_life import AgentLife
 from tests.machine.pods import NAMESPACE, Shape, a_pod_object
 from tests.machine.refusals import Refusals
 from tests.machine.site import SPLIT, MachineSite
@@ -22,10 +21,8 @@ __all__ = ["SPLIT", "MachineWorld"]
 class MachineWorld(MachineSite):
     """A node. Methods are what may happen there; each returns at once."""
 
-    def __init__(
-        self, seed: int, clock: Clock, life: Callable[..., Coroutine[object, object, AgentLife]]
-    ) -> None:
-        super().__init__(seed, clock, life)
+    def __init__(self, seed: int, clock: Clock) -> None:
+        super().__init__(seed, clock)
         self.refusals = Refusals(self)
 
     @property
@@ -76,14 +73,6 @@ class MachineWorld(MachineSite):
     def schedule(self, uid: str) -> None:
         """The scheduler takes the pod up."""
         self.spawn(self.scheduler.schedule(uid))
-
-    def bind_again(self, uid: str) -> None:
-        """The scheduler tries a bind that had succeeded once more."""
-        self.spawn(self.scheduler.bind_again(uid))
-
-    def stamp_again(self) -> None:
-        """The lock's owner gets it anew."""
-        self.spawn(self.scheduler.stamp_again())
 
     def delete(self, pod: Json, grace: int) -> None:
         """Somebody deletes a pod; 0: by force."""

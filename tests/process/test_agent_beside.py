@@ -68,9 +68,14 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
         def is_settled() -> bool:
             """Its last change at a start is the copy of the settings with the Node's labels."""
             copy = copied_settings(cluster)
-            return journal.writes(user) == 1 and copy is not None and bool(copy.labels)
+            is_seen = (journal.writes(user), journal.watches(user)) == (1, 2)
+            return is_seen and copy is not None and bool(copy.labels)
 
         assert await comes(is_settled)
+        # It reads nothing of other pods, and writes nothing but the annotation.
+        asked = {"watch nodes", "list pods", "watch pods", "patch nodes"}
+        assert asked == {f"{verb} {resource}" for _, verb, resource in journal.counts}
+        assert {1} == {*journal.counts.values()}
         state = files(cluster.places.state)
 
         child = await observer(cluster)

@@ -47,21 +47,6 @@ def test_every_claim_of_the_default_scenario_is_true_and_the_document_has_it_all
     assert set() == MEASURES.keys() - data["measured"].keys()
 
 
-@pytest.mark.slow
-def test_an_agent_that_offers_the_wrong_slices_makes_it_fail():
-    ended = run("sandbox", "-o", "json", "--agent-flag=--split-count=5", within=WITHIN)
-    found = json.loads(ended.stdout)["data"]
-    claims = {claim["id"]: claim for claim in found["claims"]}
-
-    assert 1 == ended.returncode
-    assert claims["registered"]["ok"]
-    assert not claims["allocatable"]["ok"]
-    assert "40 at the kubelet" in claims["allocatable"]["measured"]
-    assert not claims["one.running"]["ok"]
-    assert promises(8, 10).keys() == claims.keys()
-    assert any("list.changed" in line for line in found["agentLog"])
-
-
 def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
     ended = run("sandbox", "--agent-flag=--kubeconfig=/absent", within=WITHIN)
 

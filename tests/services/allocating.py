@@ -79,7 +79,8 @@ class Desk:
         self.state = front.state if front else own
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
         self.node: Cell[NodeView | None] = Cell(NodeView(NODE, "uid", "1"))
-        self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
+        two = Cell(an_inventory(count=2))
+        self.inventory: Cell[Inventory] = front.facts.inventory if front else two
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.containers = FakeContainers()

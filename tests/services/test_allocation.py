@@ -145,6 +145,28 @@ async def test_a_holder_that_cannot_be_understood_is_not_adopted_and_held_up_nob
             assert None is await desk.service.adopt(found)
 
 
+async def test_a_second_answer_is_equal_and_its_row_is_the_new_kubelets():
+    """The kubelet lost its record and was restarted. The directory is left as it is."""
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        first = await desk.service.allocate(ids(4))
+        booked = msgspec.structs.replace(desk.ledger.rows[0], confirmed=True)
+        await desk.state.commit(lambda ledger: ledger.put(booked))
+        desk.lock(None)
+        desk.epoch = NEXT_EPOCH
+        desk.hooks.missing = ("/usr/local/vgpu/libvgpu.so",)  # which refuses only new answers
+        await asyncio.sleep(90)
+
+        assert first == await desk.service.allocate(ids(9))
+
+        (row,) = desk.ledger.rows
+        assert (ids(9), NEXT_EPOCH, False) == (row.slice_ids, row.epoch, row.confirmed)
+        assert desk.clock.now() == row.answered_at
+        directory = f"{pod.uid}_main"
+        assert (1, 2) == (desk.hooks.wiped[directory], desk.hooks.made[directory])
+        assert {("ok", ""): 1, ("replay", ""): 1} == desk.results
+
+
 async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
     """Both lost their records, and the kubelet asks for the one that does not run."""
     two = tuple(a_container(name=name) for name in "ab")

@@ -374,71 +374,57 @@ class OldRegistry(Registry):
         return {HANDSHAKE: f"Requesting_{now:%Y-%m-%d %H:%M:%S}"} if asks else {}
 
 
-class SkewedScheduler:
-    """The model of one version; it looks at the Node every 15 s."""
+@contextlib.asynccontextmanager
+async def scheduled(version: str) -> AsyncIterator[tuple[Reporting, Callable[[Inventory], bool]]]:
+    """A node, and whether its scheduler's cache has an inventory; just after one of its looks."""
+    registry = Registry() if version == "2.10" else OldRegistry(version)
+    clock, allocatable = LoopClock(), Cell(0)
 
-    def __init__(self, room: Reporting, version: str) -> None:
-        self.room = room
-        self.registry = Registry() if version == "2.10" else OldRegistry(version)
-        self._clock = LoopClock()
-        self._allocatable = 0
-
-    async def count(self) -> None:
-        async for inventory in self.room.inventory.follow():
+    async def count() -> None:
+        async for inventory in room.inventory.follow():
             await asyncio.sleep(KUBELET)
-            self._allocatable = sum(gpu.split_count for gpu in inventory.gpus if gpu.serving)
+            allocatable.set(sum(gpu.split_count for gpu in inventory.gpus if gpu.serving))
 
-    async def look(self) -> NoReturn:
+    async def look() -> NoReturn:
         while True:
-            node = self.room.api.node
-            assert node is not None
             seen = {
-                "metadata": {"name": NODE, "annotations": dict(node.annotations)},
-                "status": {"allocatable": {"nvidia.com/gpu": str(self._allocatable)}},
+                "metadata": {"name": NODE, "annotations": dict(room.api.node.annotations)},
+                "status": {"allocatable": {COUNT: str(allocatable.value)}},
             }
-            if writes := self.registry.ingest(seen, self._clock.now()):
-                self.room.api.edit_node(writes)
+            room.api.edit_node(registry.ingest(seen, clock.now()))
             await asyncio.sleep(INTERVAL)
 
-    def knows(self, inventory: Inventory) -> bool:
-        """Its cache says of each GPU what a text of this inventory says."""
-        state = self.registry.state(NODE, {})
-        report = report_of(inventory, {}, self.room.settings.value)
+    def knows(inventory: Inventory) -> bool:
+        state, report = registry.state(NODE, {}), report_of(inventory, {}, room.settings.value)
         assert report is not None
         return state is not None and [*read_register(report.register)] == [
             gpu.capacity for gpu in state.gpus
         ]
 
-
-@contextlib.asynccontextmanager
-async def scheduled(version: str) -> AsyncIterator[SkewedScheduler]:
-    """A node that the scheduler knows, just after one of its looks."""
-    async with reported(ReportSettings(PROFILES[version])) as room:
-        scheduler = SkewedScheduler(room, version)
-        async with at_work(scheduler.count, scheduler.look):
-            await asyncio.sleep(10 * INTERVAL + 0.01)
-            assert scheduler.knows(room.inventory.value)
-            yield scheduler
+    async with reported(ReportSettings(PROFILES[version])) as room, at_work(count, look):
+        await asyncio.sleep(10 * INTERVAL + 0.01)
+        assert knows(room.inventory.value)
+        yield room, knows
 
 
-def gpus(*changes: dict[str, object], indexes: tuple[int, ...] = (0, 1)) -> Inventory:
-    """GPUs of which the first ones are changed so."""
-    found = [a_shared_gpu(gpu=a_gpu(index=index)) for index in indexes]
-    for place, change in enumerate(changes):
-        found[place] = msgspec.structs.replace(found[place], **change)
-    return an_inventory(gpus=found, generation=2)
+def all_with(**changes: object) -> Inventory:
+    """Two GPUs that are both changed so."""
+    gpus = [msgspec.structs.replace(a_shared_gpu(gpu=a_gpu(index=n)), **changes) for n in range(2)]
+    return an_inventory(gpus=gpus, generation=2)
 
 
 DOUBLE = 2 * a_shared_gpu().registered_mib
 COUNTED = {
-    "ill": gpus({"health": a_health(condition=Condition.BAD)}),
-    "lost": gpus({"present": False}),
-    "grown": gpus(indexes=(0, 1, 2)),
-    "split": gpus({"split_count": 4}, {"split_count": 4}),
+    "ill": of("2:0"),
+    "lost": an_inventory(
+        gpus=[a_shared_gpu(present=False), a_shared_gpu(gpu=a_gpu(index=1))], generation=2
+    ),
+    "grown": of("3"),
+    "split": all_with(split_count=4),
 }
 AS_MANY_SLICES = {
-    "oversold": gpus({"registered_mib": DOUBLE}, {"registered_mib": DOUBLE}),
-    "exchanged": gpus(indexes=(5, 6)),
+    "oversold": all_with(registered_mib=DOUBLE),
+    "exchanged": an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(index=n)) for n in (5, 6)]),
 }
 
 
@@ -450,18 +436,18 @@ async def test_a_changed_inventory_is_in_the_cache_soon(version, change, offset)
     is_counting = version == "2.8"
     if is_counting and change in AS_MANY_SLICES:
         return
-    async with scheduled(version) as scheduler:
+    async with scheduled(version) as (room, knows):
         await asyncio.sleep(offset)
         changed = (COUNTED | AS_MANY_SLICES)[change]
-        scheduler.room.inventory.set(changed)
+        room.inventory.set(changed)
 
         await asyncio.sleep(INTERVAL + KUBELET * is_counting)
 
-        assert scheduler.knows(changed)
+        assert knows(changed)
 
 
 async def test_an_old_scheduler_never_drops_a_node_whose_agent_lives():
-    async with scheduled("2.7.1") as scheduler:
+    async with scheduled("2.7.1") as (room, knows):
         for _ in range(1200):
-            assert scheduler.knows(scheduler.room.inventory.value)
+            assert knows(room.inventory.value)
             await asyncio.sleep(1)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from tests.builders import G1, NOON, a_container, a_lock, a_pod, a_pod_uid, a_ro
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import LoopClock
-from tests.services.at_work import at_work
+from tests.services.at_work import at_work, scenarios
 
 TO_ALLOCATE, PHASE, MUTEX = (
     "hami.io/vgpu-devices-to-allocate",
@@ -123,160 +123,90 @@ async def a_desk(*pods: PodView, lock: str = "") -> AsyncIterator[SettlingDesk]:
         yield desk
 
 
-@pytest.mark.parametrize(
-    ("delay", "pause", "more", "writes"),
-    [(0.0, 0.95, True, 1), (2.0, 1.5, True, 2), (0.0, 1.1, False, 1)],
-    ids=["within the quiet time", "while a patch is under way", "no other one"],
-)
-async def test_a_pod_is_patched_once_at_a_time_and_once_for_the_answers_of_a_quiet_time(
-    delay, pause, more, writes
-):
-    async with a_desk(POD) as desk:
-        desk.api.delay = delay
-        desk.answer(POD, ["a"])
-        await asyncio.sleep(0.9)
-        assert 0 == desk.api.writes
-        await asyncio.sleep(pause - 0.9)
-        if more:
-            desk.answer(POD, ["b"])
-        await asyncio.sleep(1)
-        assert 1 == desk.api.writes
-        await asyncio.sleep(5)
-
-        left = ";;" if more else ";" + GROUPS.partition(";")[2]
-        assert (writes, left) == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
-        assert more == (desk.annotations(POD)[PHASE] == "success")
+PODS = {
+    "pod": POD,
+    "named": NAMED,
+    "failed": placed(phase=Phase.FAILED),
+    "succeeded": placed(phase=Phase.SUCCEEDED),
+    "refused": refused(),
+    "refused-1": refused(1),
+    "unseen": None,
+}
+ERRORS = {
+    "403": ApiForbidden("no pod of this node", status=403),
+    "404": ApiNotFound("no such pod", status=404),
+    "409": ApiConflict("the object has been modified", status=409),
+    "422": ApiInvalid("a webhook", status=422),
+    "429": ApiThrottled("busy", status=429),
+    "429/20": ApiThrottled("busy", status=429, retry_after=20.0),
+}
 
 
-async def test_nothing_is_done_before_the_pods_are_known_and_an_answer_of_the_future_is_old():
-    """A process before this one answered it, and the clock was set back."""
-    desk = SettlingDesk(POD)
-    desk.answer(POD, ["a"])
-    desk.clock.step(dt.timedelta(hours=-1))
-    desk.follow(synced=False)
-    async with at_work(desk.settlement.run):
-        await asyncio.sleep(60)
-        assert 0 == sum(desk.api.calls.values())
-        desk.follow(synced=True)
-        await asyncio.sleep(1)
+async def do(desk: SettlingDesk, word: str) -> None:
+    """`+5`: 5 s pass. `answers=ab`: these containers are answered, under the lock if there is one.
 
-        assert desk.annotations(POD)[TO_ALLOCATE].startswith(";")
-
-
-async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
-    ended = placed(phase=Phase.FAILED)
-    async with a_desk(ended, refused(1)) as desk:
-        desk.answer(ended)
-        await asyncio.sleep(1)
-
-        assert ended.annotations == desk.annotations(ended)
-        assert {TO_ALLOCATE: GROUPS, PHASE: "failed"} == desk.annotations(refused(1))
-
-
-@pytest.mark.parametrize(
-    ("error", "is_there"),
-    [
-        # The API server gives a patch up after some collisions with other writers.
-        (ApiConflict("the object has been modified", status=409), True),
-        (ApiConflict("the pod is another one", status=409), False),
-        (ApiForbidden("no pod of this node", status=403), True),
-        (ApiForbidden("no pod of this node", status=403), False),
-        (ApiInvalid("a webhook", status=422), True),
-        (ApiInvalid("the pod is another one", status=422), False),
-        (ApiNotFound("no such pod", status=404), False),
-    ],
-)
-async def test_a_patch_that_fails_is_tried_again_unless_it_never_can_be_applied(error, is_there):
-    async with a_desk(POD) as desk:
-        desk.api.fail(error)
-        desk.api.delay = 0.5
-        desk.answer(POD)
-        await asyncio.sleep(0.1)
-        if not is_there:
-            desk.follow(pods={})
-        await asyncio.sleep(60)
-
-        assert 1 + is_there == desk.api.calls["annotate_pod"]
-        assert ("success" if is_there else "allocating") == desk.annotations(POD)[PHASE]
+    `fail=409`: so does the next patch; `get-fails=429x2`: so do the next GETs of a pod.
+    `appears=Running`: so is the pod at the API server, which no watch shows; `is-another`: its name
+    is another one's. `locks`: the scheduler stamps another lock; `lock-is-back`: the first.
+    """
+    verb, _, what = word.partition("=")
+    if word.startswith("+"):
+        await asyncio.sleep(float(word))
+    elif verb == "answers":
+        held = desk.api.node.annotations.get(MUTEX, "") if desk.api.node else ""
+        desk.answer(POD, what, lock=held)
+    elif verb == "appears":
+        desk.api.put_pod(placed(phase=Phase(what)))
+    elif verb == "get-fails":
+        error, _, count = what.partition("x")
+        desk.api.fail(ERRORS[error], count=int(count), call="get_pod")
+    elif verb == "fail":
+        desk.api.fail(ERRORS[what], call="annotate_pod")
+    elif verb == "delay":
+        desk.api.delay = float(what)
+    elif verb == "locks":
+        desk.lock(desk.clock.now())
+    else:
+        deeds: dict[str, Callable[[], object]] = {
+            "both-watches-see": desk.see,
+            "lock-is-back": desk.lock,
+            "is-gone": lambda: desk.follow(pods={}),
+            "vanishes": desk.api.pods.clear,
+            "is-another": lambda: desk.api.put_pod(placed(7, name=POD.name)),
+            "clock-back": lambda: desk.clock.step(dt.timedelta(hours=-1)),
+            "unsynced": lambda: desk.follow(synced=False),
+            "synced": lambda: desk.follow(synced=True),
+            "stale": lambda: desk.follow(stale=True),
+            "fresh": lambda: desk.follow(stale=False),
+        }
+        deeds[verb]()
 
 
-@pytest.mark.parametrize(
-    ("ended", "phase"),
-    [
-        (placed(phase=Phase.FAILED), "allocating"),
-        (placed(phase=Phase.SUCCEEDED), "allocating"),
-        (refused(), "failed"),
-    ],
-    ids=["failed", "succeeded", "refused"],
-)
-async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid(ended, phase):
-    async with a_desk(ended, lock=LOCK) as desk:
-        await asyncio.sleep(30)
-
-        assert (False, 2) == (desk.locked, desk.api.writes)
-        assert 1 == desk.api.calls["annotate_pod"]
-        assert phase == desk.annotations(ended)[PHASE]
-
-        desk.see()
-        await asyncio.sleep(1)
-        desk.lock()
-        await asyncio.sleep(1)
-        assert not desk.locked  # it came back
-
-    async with a_desk(lock=LOCK) as desk:
-        desk.follow(pods={ended.uid: ended})
-        desk.api.put_pod(placed(7, name=POD.name))
-        desk.api.fail(ApiConflict("another UID", status=409), count=99, call="annotate_pod")
-        await asyncio.sleep(25)
-        assert desk.locked
+def told(desk: SettlingDesk) -> str:
+    """What the API server holds, and what it was asked for."""
+    calls = desk.api.calls
+    parts = ["locked" if desk.locked else "free"]
+    for pod in desk.api.pods.values():
+        left = pod.annotations[TO_ALLOCATE]
+        groups = {GROUPS: "both wait", ";;": "none waits"}.get(left, "one waits")
+        parts.append(f"{pod.name}: {pod.annotations[PHASE]}, {groups}")
+    counts = (calls["annotate_pod"], calls["release_lock"], calls["get_pod"])
+    parts.append("patches {}, releases {}, gets {}".format(*counts))
+    return " | ".join([*parts, *(event.reason for event in desk.said)])
 
 
-@pytest.mark.parametrize("found", [None, *Phase])
-async def test_a_lock_that_nobody_waits_for_goes_when_it_stood_longer_than_a_bind(found):
-    """The watch shows no owner; the API server knows whether there is one after all."""
-    async with a_desk(lock=LOCK) as desk:
-        if found is not None:
-            desk.api.put_pod(placed(phase=found))
-        desk.api.fail(ApiThrottled("busy", status=429), count=2, call="get_pod")
-        await asyncio.sleep(PATIENCE - 2)
-        assert desk.locked
-
-        await asyncio.sleep(20)
-
-        is_owned = found not in {None, Phase.FAILED, Phase.SUCCEEDED}
-        assert is_owned == desk.locked
-        desk.api.pods.clear()
-        await asyncio.sleep(10)
-        assert not desk.locked
+SCENARIOS = scenarios("settling_scenarios.txt")
 
 
-async def test_each_new_lock_is_given_the_whole_time_and_a_gap_in_the_watch_starts_it_again():
-    async with a_desk(lock=LOCK) as desk:
-        for step in range(6):
-            desk.lock(NOON + dt.timedelta(seconds=step * PATIENCE / 2))
-            await asyncio.sleep(PATIENCE / 2)
-        for changes in ({"stale": True}, {"synced": False}):
-            desk.follow(**changes)
-            await asyncio.sleep(100)
-            desk.follow(stale=False, synced=True)
-            await asyncio.sleep(PATIENCE - 5)
-            assert desk.locked
-
-        await asyncio.sleep(10)
-
-        assert not desk.locked
-
-
-async def test_a_server_that_names_a_time_is_left_alone_until_then():
-    async with a_desk(NAMED) as desk:
-        desk.api.throttle(1, retry_after=20.0)
-        desk.answer(NAMED)
-        await asyncio.sleep(19.9)
-        assert 1 == desk.api.writes
-
-        await asyncio.sleep(0.2)
-
-        assert (2, "success") == (desk.api.writes, desk.annotations(NAMED)[PHASE])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_what_is_owed_is_done_as_it_is_told(scenario):
+    first, *words = scenario.split()
+    found = [PODS[name] for name in first.split(",") if name != "lock"]
+    lock = LOCK if "lock" in first.split(",") else ""
+    async with a_desk(*filter(None, found), lock=lock) as desk:
+        for word in words:
+            await do(desk, word)
+        assert SCENARIOS[scenario] == told(desk)
 
 
 async def test_a_lock_waits_behind_no_patches_of_refused_pods_although_they_hang():

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import pytest
@@ -17,7 +16,7 @@ from agent.errors import ApiError, ApiGone
 from agent.inventory import RecentlyRegistered
 from agent.kit.cell import Cell
 from agent.kit.timing import Tally
-from agent.kube.objects import KEEP, LISTS, LISTS_REFILL, NodeWatch, PodWatch, Reopening
+from agent.kube.objects import LISTS, LISTS_REFILL, NodeWatch, PodWatch, Reopening
 from agent.model import Inventory
 from tests.builders import (
     RESOURCE,
@@ -31,11 +30,10 @@ from tests.builders import (
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import LoopClock
-from tests.services.at_work import at_work
+from tests.services.at_work import at_work, scenarios
 
 ONE = a_pod(uid=a_pod_uid(1), name="one")
 TWO = a_pod(uid=a_pod_uid(2), name="two")
-DAY = 86_400.0
 
 
 @dataclasses.dataclass
@@ -50,14 +48,15 @@ class WatchesRoom:
     clock: LoopClock
     noted: list[NodeEvent]
     resource: Cell[str]
+    notes: list[NodeView] = dataclasses.field(default_factory=list)
+    """What the Node was after each note."""
+    group: asyncio.TaskGroup = dataclasses.field(default_factory=asyncio.TaskGroup)
+    asking: list[asyncio.Task[PodTable]] = dataclasses.field(default_factory=list)
+    turn: int = 0
 
     @property
     def names(self) -> list[str]:
         return sorted(pod.name for pod in self.table.value.pods.values())
-
-    @property
-    def graves(self) -> list[str]:
-        return sorted(grave.pod.name for grave in self.table.value.tombstones)
 
 
 @contextlib.asynccontextmanager
@@ -95,98 +94,77 @@ async def test_pods_are_counted_by_another_name_without_asking_the_api_server():
         assert ([], 1) == (counted(), room.api.calls["list_pods"])
 
 
-async def test_a_pod_deleted_before_the_clock_was_set_back_is_kept_no_longer_for_that():
-    async with following(ONE) as room:
-        room.api.delete_pod(*ONE.key)
-        await asyncio.sleep(0.1)
-        room.clock.step(dt.timedelta(days=-1))
-        room.api.put_pod(TWO)
-        await asyncio.sleep(KEEP.total_seconds())
-        assert ["one"] == room.graves
-        room.api.edit_pod(*TWO.key, {"step": "1"})
-        await asyncio.sleep(0.1)
+async def do(room: WatchesRoom, word: str) -> None:
+    """`+5`: 5 s pass. `put=one`, `mark=one`, `note`: somebody writes a pod, on a pod, on the Node.
 
-        assert [] == room.graves
-
-
-async def test_a_frame_older_than_a_look_does_not_take_back_what_the_look_saw():
-    async with following(ONE) as room:
-        room.api.lag = 1.0
-        room.api.edit_pod(*ONE.key, {"step": "1"})
-        await asyncio.sleep(0.5)
-        room.api.edit_pod(*ONE.key, {"step": "2"})
-
-        assert ONE.uid == await room.pods.find_uid(*ONE.key)
-        for _ in range(3):
-            assert "2" == room.table.value.pods[ONE.uid].annotations["step"]
-            await asyncio.sleep(0.6)
-
-
-async def test_a_list_from_before_what_the_watch_showed_takes_nothing_back():
-    async with following() as room, asyncio.TaskGroup() as group:
-        room.api.way_back = 1.0
-        group.create_task(room.pods.refresh())
-        await asyncio.sleep(0.5)
-        room.api.put_pod(ONE)
-        await asyncio.sleep(1)
-
-        assert ["one"] == room.names
-
-
-async def test_late_frames_do_not_undo_a_refresh():
-    async with following(ONE) as room:
-        room.api.lag = 10
-        room.api.put_pod(TWO)
-        room.api.delete_pod(*TWO.key)
-        await room.pods.refresh()
-        for _ in range(30):
-            await asyncio.sleep(1)
-            assert ["one"] == room.names
-        room.api.put_pod(TWO)
-        await asyncio.sleep(11)
-
-        assert ["one", "two"] == room.names
+    `refresh=10`: so many ask for a LIST; `refresh`: one, which is waited for. `look`, `read`: a GET
+    of pod one, of the Node. `answered`: the last note was the agent's; `answered-late`: the one
+    before it. `lag=5`: frames of the watches come so late; `way_back=1`: so do LISTs.
+    """
+    verb, _, what = word.partition("=")
+    api, pod, room.turn = room.api, {"two": TWO}.get(what, ONE), room.turn + 1
+    if word.startswith("+"):
+        await asyncio.sleep(float(word))
+    elif word in ("refresh", "look", "read"):
+        looks: dict[str, Callable[[], Awaitable[object]]] = {
+            "refresh": room.pods.refresh,
+            "read": room.node.refresh,
+        }
+        await (looks[word]() if word in looks else room.pods.find_uid(*ONE.key))
+    elif verb == "refresh":
+        room.asking += [room.group.create_task(room.pods.refresh()) for _ in range(int(what))]
+    elif verb == "note":
+        room.notes.append(api.edit_node({"n": str(room.turn)}))
+    elif verb == "answered":
+        room.node.on_answer(room.notes[-1])
+    elif verb == "answered-late":
+        room.node.on_answer(room.notes[-2])
+    elif verb == "restore":
+        api.node = room.notes[0]
+    elif hasattr(api, verb):
+        setattr(api, verb, float(what))
+    else:
+        deeds: dict[str, Callable[[], object]] = {
+            "put": lambda: api.put_pod(pod),
+            "mark": lambda: api.edit_pod(*pod.key, {"n": str(room.turn)}),
+            "delete": lambda: api.delete_pod(*pod.key),
+            "down": api.begin_outage,
+            "up": api.end_outage,
+            "forget": api.forget_history,
+            "end": api.end_watches,
+            "no-node": api.delete_node,
+            "a-node": api.create_node,
+            "clock-back": lambda: room.clock.step(dt.timedelta(days=-1)),
+        }
+        deeds[verb]()
 
 
-async def test_a_forgotten_position_is_listed_again_and_the_missing_are_buried():
-    async with following(ONE) as room:
-        room.api.begin_outage()
-        await asyncio.sleep(1)
-        room.api.delete_pod(*ONE.key)
-        room.api.put_pod(TWO)
-        room.api.forget_history()
-        room.api.end_outage()
-        await asyncio.sleep(10)
+def told(room: WatchesRoom) -> str:
+    """The pods and the Node as the watches show them, and what that took."""
+    table, node, calls = room.table.value, room.view.value, room.api.calls
+    pods = [f"{pod.name}{pod.annotations.get('n', '')}" for pod in table.pods.values()]
+    graves = [f"{grave.pod.name} is buried" for grave in table.tombstones]
+    parts = [" ".join(sorted(pods)) or "no pod", *graves, *["stale"] * table.stale]
+    parts.append(f"node {node.annotations.get('n', 'bare')}" if node else "no node")
+    is_newest = node == room.api.node
+    parts += ["not the newest"] * (not is_newest)
+    parts.append(f"lists {calls['list_pods']}, watches {calls['watch_pods']} {calls['watch_node']}")
+    parts += ["gone"] * (("gone",) in dict(room.pods.restarts.items()))
+    parts += [f"asked by {len(room.asking)}"] * bool(room.asking)
+    return " | ".join([*parts, *(f"{one.reason}: {one.text}" for one in room.noted)])
 
-        assert (["two"], ["one"], False) == (room.names, room.graves, room.table.value.stale)
-        assert (("gone",), 1) in room.pods.restarts.items()
+
+SCENARIOS = scenarios("watches_scenarios.txt")
 
 
-async def test_a_day_without_a_server_is_shown_costs_few_tries_and_ends_by_itself():
-    async with following(ONE) as room:
-        room.api.begin_outage()
-        await asyncio.sleep(DAY)
-        assert (["one"], True) == (room.names, room.table.value.stale)
-        room.api.put_pod(TWO)
-        changed = room.api.edit_node({"a": "b"})
-        room.api.end_outage()
-        await asyncio.sleep(60)
-
-        assert (["one", "two"], changed) == (room.names, room.view.value)
-        assert not room.table.value.stale
-        (noted,) = room.noted
-        assert ("ApiServerAway", True) == (noted.reason, noted.warning)
-        assert re.match(r"the API server could not be followed from .* to .* UTC: ", noted.text)
-
-        room.api.begin_outage()
-        await asyncio.sleep(5)
-        room.api.end_outage()
-        await asyncio.sleep(60)
-        assert [noted] == room.noted
-
-    calls = room.api.calls
-    for tries in (calls["watch_node"], calls["watch_pods"] + calls["list_pods"]):
-        assert DAY / 45 <= tries <= DAY / 30 + 20
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_the_watches_show_what_is_told(scenario):
+    async with following() as room:
+        async with asyncio.TaskGroup() as room.group:
+            for word in scenario.split():
+                await do(room, word)
+        assert all(one.result().synced for one in room.asking)
+        assert SCENARIOS[scenario] == told(room)
 
 
 async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_to_a_list():
@@ -206,20 +184,6 @@ async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_t
 
 
 # One LIST on demand: as new as the question, shared by those who ask at the same time.
-
-
-async def test_those_who_ask_together_share_one_list_and_who_asks_during_it_waits_for_the_next():
-    async with following() as room:
-        room.api.delay = 0.8
-        async with asyncio.TaskGroup() as group:
-            for _ in range(10):
-                group.create_task(room.pods.refresh())
-            await asyncio.sleep(0.4)
-            room.api.put_pod(ONE)
-            late = group.create_task(room.pods.refresh())
-
-        assert ONE.uid in late.result().pods
-        assert 3 == room.api.calls["list_pods"]
 
 
 @pytest.mark.parametrize("said", ["refused", "out of time"])
@@ -285,52 +249,6 @@ async def test_a_list_that_a_defect_cut_off_is_an_error_of_the_api_server():
 # The Node's view never goes back behind the agent's own writes.
 
 
-async def test_our_own_write_is_seen_before_the_watch_shows_it_and_never_taken_back():
-    async with following() as room:
-        room.api.lag = 5.0
-        late, answer = (room.api.edit_node({"a": text}) for text in "12")
-        room.node.on_answer(answer)
-        for _ in range(12):
-            assert answer == room.view.value
-            await asyncio.sleep(1)
-        room.node.on_answer(late)
-
-        assert answer == room.view.value
-
-
-async def test_a_server_that_was_restored_from_a_backup_is_believed():
-    async with following() as room:
-        old = room.api.edit_node({"restored": "yes"})
-        for number in range(10):
-            answer = room.api.edit_node({"a": str(number)})
-        room.node.on_answer(answer)
-        room.api.node = old
-        room.api.end_watches()
-        await asyncio.sleep(5)
-
-        assert old == room.view.value
-
-
-@pytest.mark.parametrize("is_read", [False, True])
-async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view(is_read):
-    async with following() as room:
-        room.api.begin_outage()
-        await asyncio.sleep(0.1)
-        room.api.delete_node()
-        room.api.end_outage()
-        await asyncio.sleep(4)
-        assert room.view.value is not None
-        if is_read:
-            await room.node.refresh()
-        else:  # the first bookmark comes before a Node
-            await asyncio.sleep(60)
-        assert room.view.value is None
-        created = room.api.create_node()
-        await asyncio.sleep(60)
-
-        assert created == room.view.value
-
-
 async def test_a_read_that_found_no_node_takes_back_none_that_the_watch_showed_meanwhile(
     monkeypatch,
 ):
@@ -346,21 +264,15 @@ async def test_a_read_that_found_no_node_takes_back_none_that_the_watch_showed_m
         assert room.api.node == room.view.value
 
 
-class BreakingWatch(FakeApi):
-    """From the second watch on each breaks before it could show the Node."""
+async def test_a_watch_that_breaks_at_once_says_nothing_of_the_node():
+    class BreakingWatch(FakeApi):
+        async def watch_node(self):
+            async for change in super().watch_node():
+                if self.calls["watch_node"] > 1:
+                    raise ApiError("reset")
+                yield change
 
-    async def watch_node(self):
-        async for change in super().watch_node():
-            if self.calls["watch_node"] > 1:
-                raise ApiError("reset")
-            yield change
-
-
-@pytest.mark.parametrize("breaks", [False, True], ids=["it does not open", "it breaks at once"])
-async def test_a_watch_that_shows_nothing_says_nothing_of_the_node(breaks):
-    async with following(api=BreakingWatch() if breaks else None) as room:
-        if not breaks:
-            room.api.delay = 300.0
+    async with following(api=BreakingWatch()) as room:
         room.api.end_watches()
         await asyncio.sleep(200)
 

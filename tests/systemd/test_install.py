@@ -66,37 +66,10 @@ async def test_the_same_wheel_again_changes_nothing_and_restarts_nothing(first, 
     assert files == await tree(first)
 
 
-async def test_the_same_wheel_again_mends_what_is_missing(first):
-    await first.machine.run("rm", "/usr/local/lib/systemd/system/hami-agent.service")
-    await first.systemctl("stop")
-
-    await installed(first, FIRST)
-
-    await first.until_shown(ActiveState="active", UnitFileState="enabled")
-
-
-async def test_what_an_operator_wrote_is_left_alone(first):
+async def test_an_upgrade_keeps_the_version_before_and_a_rollback_goes_back_to_it(first, table):
+    """What an operator wrote is left alone."""
     env = first.machine.path("/etc/hami-agent/env").read_text()
     await first.drop_in("Environment=HAMI_AGENT_LOG_LEVEL=debug")
-
-    await installed(first, SECOND)
-
-    assert env == first.machine.path("/etc/hami-agent/env").read_text()
-    assert first.machine.path("/etc/systemd/system/hami-agent.service.d/test.conf").exists()
-
-
-async def test_an_example_of_the_variables_is_put_where_there_are_none(node):
-    node.machine.path("/etc/hami-agent/env").unlink()
-
-    await installed(node, "--no-start", FIRST)
-
-    text = node.machine.path("/etc/hami-agent/env").read_text()
-    assert "\nKUBECONFIG=/etc/kubernetes/kubelet.conf\n" in text
-    shown = await node.shown()
-    assert ("inactive", "disabled") == (shown["ActiveState"], shown["UnitFileState"])
-
-
-async def test_an_upgrade_keeps_the_version_before_and_a_rollback_goes_back_to_it(first, table):
     await first.offers(80)
     known = first.registrations()
 
@@ -111,14 +84,13 @@ async def test_an_upgrade_keeps_the_version_before_and_a_rollback_goes_back_to_i
     back = min(one.elapsed for one in history.of("listed") if one.elapsed >= again)
     table.hold("systemd/install of another wheel: no slices for", back - gone, 2.0)
 
-    await installed(first, "--rollback")
-    assert __version__ == await version(first)
-    await first.offers(80)
-    await first.until_shown(ActiveState="active")
-
-    await installed(first, "--rollback")
-    assert LATER == await version(first)
-    await first.offers(80)
+    for there in (__version__, LATER):
+        await installed(first, "--rollback")
+        assert there == await version(first)
+        await first.offers(80)
+        await first.until_shown(ActiveState="active")
+    assert env == first.machine.path("/etc/hami-agent/env").read_text()
+    assert first.machine.path("/etc/systemd/system/hami-agent.service.d/test.conf").exists()
 
 
 UNCHANGED = "so nothing was changed"
@@ -167,14 +139,25 @@ async def test_an_install_that_cannot_go_on_says_why_and_the_version_before_runs
     await first.offers(80)
 
 
-async def test_what_a_killed_install_left_is_made_anew(node):
-    left = (await node.machine.run("readlink", "-f", f"{HOME}/current")).strip()
-    await node.machine.run("rm", f"{left}/.complete", f"{left}/bin/python3")
+@pytest.mark.parametrize("left", ["a killed install", "no unit", "no variables"])
+async def test_the_same_wheel_again_mends_what_is_missing(node, left):
+    if left == "no variables":
+        env = node.machine.path("/etc/hami-agent/env")
+        env.unlink()
+        await installed(node, "--no-start", FIRST)
+        assert "\nKUBECONFIG=/etc/kubernetes/kubelet.conf\n" in env.read_text()
+        await node.until_shown(ActiveState="inactive", UnitFileState="disabled")
+        node.settings()
+    elif left == "no unit":
+        await node.machine.run("rm", "/usr/local/lib/systemd/system/hami-agent.service")
+    else:
+        place = (await node.machine.run("readlink", "-f", f"{HOME}/current")).strip()
+        await node.machine.run("rm", f"{place}/.complete", f"{place}/bin/python3")
 
     await installed(node, FIRST)
 
     assert __version__ == await version(node)
-    await node.until_shown(ActiveState="active")
+    await node.until_shown(ActiveState="active", UnitFileState="enabled")
 
 
 async def test_a_first_install_that_does_not_start_says_why(node):
@@ -201,6 +184,7 @@ async def test_a_first_install_that_does_not_start_says_why(node):
     ],
 )
 async def test_what_cannot_be_done_is_told_in_one_sentence(bare, arguments, code, text):
+    await bare.machine.run("/src/systemd/uninstall")  # of nothing is no error
     said = await bare.machine.try_run("/src/systemd/install", *arguments)
 
     assert code == said.code
@@ -208,37 +192,30 @@ async def test_what_cannot_be_done_is_told_in_one_sentence(bare, arguments, code
     assert said.err.startswith("install: ")
 
 
-async def test_an_uninstall_leaves_settings_and_state_and_a_purge_does_not(first):
+@pytest.mark.parametrize("has_unit", [True, False])
+async def test_an_uninstall_leaves_settings_and_state_and_a_purge_does_not(first, has_unit):
     await first.offers(80)
     left = ("/etc/hami-agent/env", "/var/lib/hami-agent/settings.json")
     await first.until_there(left[1])
+    if not has_unit:
+        await first.machine.run("rm", "/usr/local/lib/systemd/system/hami-agent.service")
+        await first.machine.run("systemctl", "daemon-reload")
 
     await first.machine.run("/src/systemd/uninstall")
 
     assert set() == first.endpoints()
     assert [True, True] == [first.machine.path(place).exists() for place in left]
-    gone = (HOME, "/run/hami-agent", "/usr/local/bin/hami-agent")
-    for place in gone:
-        assert 0 != (await first.machine.try_run("test", "-e", place)).code, place
+    assert "0" == (await first.shown())["MainPID"]
+    wanted = "/etc/systemd/system/multi-user.target.wants/hami-agent.service"
+    for place in (HOME, "/run/hami-agent", "/usr/local/bin/hami-agent", wanted):
+        test = f"test -e {place} || test -L {place}"
+        assert 0 != (await first.machine.try_run("sh", "-c", test)).code, place
     assert "" == await first.machine.run("find", "/usr/local/lib", "-type", "f")
     assert "not-found" in await first.systemctl("show", "--property=LoadState")
 
     await first.machine.run("/src/systemd/uninstall", "--purge")
     assert [False, False] == [first.machine.path(place).exists() for place in left]
     assert 0 != (await first.machine.try_run("getent", "group", "hami-agent")).code
-
-
-async def test_an_uninstall_stops_a_service_whose_unit_is_gone(first):
-    await first.offers(80)
-    await first.machine.run("rm", "/usr/local/lib/systemd/system/hami-agent.service")
-    await first.machine.run("systemctl", "daemon-reload")
-
-    await first.machine.run("/src/systemd/uninstall")
-
-    assert set() == first.endpoints()
-    assert "0" == (await first.shown())["MainPID"]
-    wanted = "/etc/systemd/system/multi-user.target.wants/hami-agent.service"
-    assert 0 != (await first.machine.try_run("test", "-L", wanted)).code
 
 
 @pytest.mark.parametrize("command", [("uninstall",), ("install", FIRST)])
@@ -256,11 +233,6 @@ async def test_two_of_them_at_once_are_refused(first, command):
     assert __version__ == await version(first)
 
 
-async def test_an_uninstall_of_nothing_is_no_error(bare):
-    await bare.machine.run("/src/systemd/uninstall")
-    await bare.machine.run("/src/systemd/uninstall", "--purge")
-
-
 # The version that runs is not the one that the link names.
 
 
@@ -272,15 +244,18 @@ async def runs(node):
     return version
 
 
-async def test_a_version_that_was_only_put_in_its_place_is_started_by_the_next_install(first):
-    await installed(first, "--no-start", SECOND)
+async def test_a_version_that_was_only_put_in_its_place_waits_for_the_next_install(first):
+    for wheel in (SECOND, THIRD):
+        await installed(first, "--no-start", wheel)
+    assert {__version__, BROKEN} == {text.rpartition("-")[0] for text in await versions(first)}
+    await installed(first, "--rollback")
     assert __version__ == await runs(first)
 
-    said = await first.install(SECOND)
-
-    assert (0, True) == (said.code, said.out.endswith(" runs\n")), said
+    await installed(first, "--no-start", SECOND)
+    assert __version__ == await runs(first)
+    assert (await installed(first, SECOND)).endswith(" runs\n")
     assert LATER == await runs(first)
-    assert 0 == (await first.install("--rollback")).code
+    await installed(first, "--rollback")
     assert __version__ == await runs(first)
 
 
@@ -293,13 +268,4 @@ async def test_after_a_killed_install_the_version_that_ran_is_gone_back_to(first
     assert 1 == said.code
     assert f"{__version__}-" in said.err.splitlines()[-1]
     assert said.err.endswith(" runs again\n")
-    assert __version__ == await runs(first)
-
-
-async def test_the_version_that_runs_stays_however_many_are_put_in_its_place(first):
-    await installed(first, "--no-start", SECOND)
-    await installed(first, "--no-start", THIRD)
-
-    assert {__version__, BROKEN} == {text.rpartition("-")[0] for text in await versions(first)}
-    assert 0 == (await first.install("--rollback")).code
     assert __version__ == await runs(first)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 
+import pytest
 import pytest_asyncio
 
 from tests.systemd.lab.bare_metal import KUBELET
@@ -28,29 +29,26 @@ async def test_a_kubelet_may_be_absent_for_longer_than_any_watchdog_waits(node):
     assert before["MainPID"] == after["MainPID"]
 
 
-async def test_a_kubelet_directory_that_was_made_anew_is_written_to_all_the_same(node):
-    # So does `kubeadm reset`: it empties /var/lib/kubelet, and the next kubelet makes all anew.
-    await node.systemctl("start")
-    await node.offers(80)
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_kubelets_directory_is_made_where_there_is_none_and_one_made_anew_is_written_to(
+    node, is_first
+):
+    # `kubeadm reset` empties /var/lib/kubelet, and the next kubelet makes all anew. And whoever
+    # installs the agent first: systemd could not make writable what is not there.
+    if not is_first:
+        await node.systemctl("start")
+        await node.offers(80)
     await node.cluster.kubelet.kill()
     shutil.rmtree(node.cluster.places.plugins)
-    shutil.rmtree(node.cluster.places.pod_resources)
+    if is_first:
+        await node.systemctl("start")
+        said = await node.machine.run("stat", "--format=%a %U", f"{KUBELET}/device-plugins")
+        assert "755 root" == said.strip()
+    else:
+        shutil.rmtree(node.cluster.places.pod_resources)
 
     await node.cluster.kubelet.start()
 
-    await node.offers(80)
-
-
-async def test_a_start_makes_the_kubelets_directory_where_there_is_none(node):
-    # Whoever installs the agent first: systemd could not make writable what is not there.
-    await node.cluster.kubelet.kill()
-    shutil.rmtree(node.cluster.places.plugins)
-
-    await node.systemctl("start")
-
-    said = await node.machine.run("stat", "--format=%a %U", "/var/lib/kubelet/device-plugins")
-    assert "755 root" == said.strip()
-    await node.cluster.kubelet.start()
     await node.offers(80)
 
 

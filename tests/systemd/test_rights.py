@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import pytest_asyncio
 
 ASK = """
@@ -23,42 +22,39 @@ async def pid(node):
     return (await node.shown())["MainPID"]
 
 
-async def test_the_process_is_root_without_anything_that_makes_root_special(node, pid):
+async def test_it_is_root_without_anything_that_makes_root_special_and_what_is_its_own_is_roots(
+    node, pid
+):
     status = await node.machine.run("cat", f"/proc/{pid}/status")
     found = dict(re.findall(r"^(\w+):\s+(.*)$", status, re.MULTILINE))
-
     assert {"0000000000000000"} == {found[name] for name in ("CapPrm", "CapEff", "CapBnd")}
-    assert ("1", "2") == (found["NoNewPrivs"], found["Seccomp"])
-    assert {"0"} == set(found["Uid"].split())
+    assert ("1", "2", {"0"}) == (found["NoNewPrivs"], found["Seccomp"], {*found["Uid"].split()})
+
+    (endpoint,) = node.endpoints()
+    modes = {
+        f"/var/lib/kubelet/device-plugins/{endpoint}": "600",
+        "/run/hami-agent": "750",
+        "/var/lib/hami-agent/settings.json": "600",
+        "/var/lib/hami-agent": "750",
+        "/run/hami-agent/api.sock": "660",
+    }
+    said = await node.machine.run("stat", "--format=%n %a %U", *modes)
+    assert [f"{place} {mode} root" for place, mode in modes.items()] == said.splitlines()
 
 
-@pytest.mark.parametrize(
-    "place", ["/etc/hami-agent", "/opt/hami-agent", "/usr/local/bin", "/var/lib", "/var/log"]
-)
-async def test_it_cannot_write_where_it_has_nothing_to_write(node, pid, place):
-    said = await node.machine.try_run("nsenter", "-t", pid, "-m", "touch", f"{place}/x")
-
-    assert "Read-only file system" in said.err
+OWN = "/var/lib/hami-agent /run/hami-agent /usr/local/vgpu /var/lib/kubelet/device-plugins"
+OTHERS = "/etc/hami-agent /opt/hami-agent /usr/local/bin /var/lib /var/log"
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "/var/lib/hami-agent",
-        "/run/hami-agent",
-        "/usr/local/vgpu",
-        "/var/lib/kubelet/device-plugins",
-    ],
-)
-async def test_it_can_write_where_its_work_is(node, pid, place):
-    await node.machine.run("nsenter", "-t", pid, "-m", "touch", f"{place}/x")
-    await node.machine.run("rm", f"{place}/x")
-
-
-async def test_it_sees_no_home_directory(node, pid):
-    said = await node.machine.try_run("nsenter", "-t", pid, "-m", "ls", "-A", "/root")
-
-    assert "" == said.out
+async def test_it_can_write_where_its_work_is_and_nowhere_else_and_sees_no_home(node, pid):
+    inside = ("nsenter", "-t", pid, "-m")
+    for place in OWN.split():
+        await node.machine.run(*inside, "touch", f"{place}/x")
+        await node.machine.run("rm", f"{place}/x")
+    for place in OTHERS.split():
+        said = await node.machine.try_run(*inside, "touch", f"{place}/x")
+        assert "Read-only file system" in said.err
+    assert "" == (await node.machine.try_run(*inside, "ls", "-A", "/root")).out
 
 
 async def test_members_of_the_group_may_ask_its_socket_and_nobody_else(node, pid):
@@ -73,17 +69,3 @@ async def test_members_of_the_group_may_ask_its_socket_and_nobody_else(node, pid
 
     assert "HTTP/1.1 200" in mine.out
     assert "PermissionError" in theirs.err
-
-
-async def test_its_sockets_and_state_are_nobody_elses(node, pid):
-    (endpoint,) = node.endpoints()
-    modes = {
-        place: await node.machine.run("stat", "--format=%a %U", place)
-        for place in (
-            *(f"/var/lib/kubelet/device-plugins/{endpoint}", "/var/lib/hami-agent/settings.json"),
-            *("/var/lib/hami-agent", "/run/hami-agent", "/run/hami-agent/api.sock"),
-        )
-    }
-
-    assert ["600", "600", "750", "750", "660"] == [text.split()[0] for text in modes.values()]
-    assert {"root"} == {text.split()[1] for text in modes.values()}

@@ -4,6 +4,8 @@ import asyncio
 import json
 import re
 
+import pytest
+
 from agent import __version__
 from agent.cluster import REGISTER
 from agent.hami.annotations import read_register
@@ -20,6 +22,13 @@ async def test_a_start_returns_when_the_socket_serves_and_the_kubelet_was_told(n
     assert 1 == len(node.endpoints())
     assert known + 1 == len(node.cluster.kubelet.history.of("registered"))
     await node.offers(80)
+
+    def told() -> bool:
+        return 8 == len(read_register(node.cluster.node_annotations().get(REGISTER)))
+
+    # The node's own user is right enough to report.
+    assert await node.cluster.until(told, 20), await node.last_words()
+    assert "system:node:sandbox" == node.cluster.user
     shown = await node.shown()
     assert ("active", "running", "0") == tuple(
         shown[name] for name in ("ActiveState", "SubState", "NRestarts")
@@ -52,39 +61,31 @@ async def test_a_journal_entry_has_the_priority_the_unit_and_fields_in_json(node
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*Z", fields["ts"])
 
 
-async def test_a_reload_takes_changed_settings_over_in_the_same_process(node):
+@pytest.mark.parametrize("count", ["5", "many"])
+async def test_a_reload_takes_changed_settings_over_in_the_same_process_and_refused_ones_not(
+    node, count
+):
     # Without the reload the agent would read the file within five seconds.
     node.write("/etc/hami-agent/elsewhere/settings", "sharing: {splitCount: 10}\n")
     node.machine.path("/etc/hami-agent/config.yaml").symlink_to("elsewhere/settings")
     await node.systemctl("start")
     await node.offers(80)
     before = await node.shown()
-    node.write("/etc/hami-agent/elsewhere/settings", "sharing: {splitCount: 5}\n")
+    node.write("/etc/hami-agent/elsewhere/settings", f"sharing: {{splitCount: {count}}}\n")
 
     await node.systemctl("reload")
 
-    await node.offers(40)
+    if count == "5":
+        await node.offers(40)
+        await node.until_said("config.applied")
+    else:
+        said = await node.until_said("config.rejected")
+        assert "/etc/hami-agent/config.yaml:1:" in said["err"]
+        (entry,) = [e for e in await node.journal() if "config.rejected" in e["MESSAGE"]]
+        assert "3" == entry["PRIORITY"]
+        assert 80 == node.cluster.allocatable()
     after = await node.until_shown(ActiveState="active", SubState="running")
     assert before["MainPID"] == after["MainPID"]
-    await node.until_said("config.applied")
-
-
-async def test_a_reload_of_refused_settings_changes_nothing(node):
-    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: 10}\n")
-    await node.systemctl("start")
-    await node.offers(80)
-    before = await node.shown()
-    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: many}\n")
-
-    await node.systemctl("reload")
-
-    said = await node.until_said("config.rejected")
-    assert "/etc/hami-agent/config.yaml:1:" in said["err"]
-    (entry,) = [e for e in await node.journal() if "config.rejected" in e["MESSAGE"]]
-    assert "3" == entry["PRIORITY"]
-    after = await node.until_shown(ActiveState="active", SubState="running")
-    assert before["MainPID"] == after["MainPID"]
-    assert 80 == node.cluster.allocatable()
 
 
 async def test_a_stop_is_clean_soon_and_leaves_the_state(node, table):
@@ -107,12 +108,28 @@ async def test_a_stop_is_clean_soon_and_leaves_the_state(node, table):
     assert took < 10
 
 
-async def test_the_nodes_own_user_is_right_enough_to_report(node):
-    await node.systemctl("start")
-    await node.offers(80)
+# The interpreter of the service: it heeds no variable of Python, and has nothing to compile.
 
-    def told() -> bool:
-        return 8 == len(read_register(node.cluster.node_annotations().get(REGISTER)))
+BIN = "/opt/hami-agent/current/bin"
+SAID = "/opt/verbose.txt"
 
-    assert await node.cluster.until(told, 20), await node.last_words()
-    assert "system:node:sandbox" == node.cluster.user
+
+async def test_no_variable_of_python_reaches_it_and_it_compiles_nothing_whatever_dates_files_have(
+    node,
+):
+    files = ("/opt/hami-agent/current/lib", "-name", "*.py")
+    await node.machine.run("find", *files, "-exec", "touch", "{}", "+")
+    node.machine.path(SAID).unlink(missing_ok=True)
+    verbose = f"ExecStart={BIN}/python3 -v -I -X faulthandler {BIN}/hami-agent run"
+    for lines in (("Environment=PYTHONHOME=/nowhere",), ("ExecStart=", verbose)):
+        await node.drop_in(
+            *lines, "Environment=PYTHONPATH=/nowhere", f"StandardError=append:{SAID}"
+        )
+        await node.systemctl("start")
+        await node.offers(80)
+        await node.systemctl("stop")
+        await node.offers(0)
+
+    said = node.machine.path(SAID).read_text()
+    assert "/agent/app/__pycache__/agent." in said
+    assert [] == re.findall(r"^# code object from (/.*\.py)$", said, re.MULTILINE)

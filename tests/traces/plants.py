@@ -6,7 +6,7 @@ from typing import NoReturn
 import msgspec
 
 from agent import settle
-from agent.allocate import match
+from agent.allocate import match, service
 from agent.cluster import PodUid
 from agent.errors import ApiError
 from agent.settle import Effect, EffectKind, SettlementFacts
@@ -49,11 +49,12 @@ def plants() -> dict[str, Plant]:
     left = replaced(settle, "pending_effects", without_lock)
     taken = replaced(settle, "pending_effects", by_name)
     not_looked_at = replaced(match, "_still_the_same", same_as_before)
+    namesake = replaced(service, "decide", uid_ignored)
     unread = replaced(TracedApi, "get_node", silent)
     return {
         "lock left": (left, "burst", "in the scheduler's way", 0.05),
         "lock taken by name": (taken, "same-name", "removal of ", 0.05),
-        "row of a namesake": (uid_ignored().patch, "same-name", "another one's directory", 0.05),
+        "row of a namesake": (namesake, "same-name", "another one's directory", 0.05),
         "pod not looked at": (not_looked_at, "deleted-early", "deleted before", 0.005),
         "node not looked at": (unread, "serial", "refused: ", 0.5),
     }

@@ -26,7 +26,7 @@ from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.agent_life import AgentServices
-from tests.machine.api import AgentApi, ApiFaults, SlowGate, Store
+from tests.machine.api import AgentApi, ApiFaults, ApiGate, Store
 from tests.services.at_work import at_work
 from tests.traces.trace import (
     RESOURCE,
@@ -148,7 +148,7 @@ class TracedApi(AgentApi):
     """NodeApi and PodApi over the cluster; what is asked for is noted there."""
 
     def __init__(self, cluster: TracedCluster, *, pods_lag: float, node_lag: float) -> None:
-        gates = SlowGate(cluster, pods_lag), SlowGate(cluster, node_lag)
+        gates = ApiGate(cluster, pods_lag), ApiGate(cluster, node_lag)
         faults = ApiFaults(cluster, *gates)
         super().__init__(cluster, faults, NoChance(), _step, cluster.name)
         self._cluster = cluster

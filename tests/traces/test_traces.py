@@ -30,18 +30,19 @@ def _no_log() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("lag", LAGS)
+@pytest.mark.parametrize(("pods_lag", "node_lag"), [*((lag, lag) for lag in LAGS), *APART])
 @pytest.mark.parametrize("name", NAMES)
-async def test_every_recorded_allocate_is_answered_right(name: str, lag: float) -> None:
-    story = await replay(load(name), pods_lag=lag, node_lag=lag)
+async def test_every_recorded_allocate_is_answered_right(name, pods_lag, node_lag) -> None:
+    story = await replay(load(name), pods_lag=pods_lag, node_lag=node_lag)
+
     assert [] == wrong(story)
-    assert dict.fromkeys(product(story.trace.settled, ("patch", "lock")), 1) == written(story)
+    if (pods_lag, node_lag) not in APART:
+        once = dict.fromkeys(product(story.trace.settled, ("patch", "lock")), 1)
+        assert once == written(story)
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_with_watches_that_keep_up_an_answer_costs_one_read_and_names_the_gpus_preferred(
-    name: str,
-) -> None:
+async def test_an_answer_costs_one_read_and_names_the_gpus_preferred(name: str) -> None:
     story = await replay(load(name), pods_lag=0.0, node_lag=0.0)
     served = [answer for answer in story.answers if answer.call.container]
     assert served
@@ -49,13 +50,6 @@ async def test_with_watches_that_keep_up_an_answer_costs_one_read_and_names_the_
     for answer in served:
         gpus = sorted(text.rpartition("-")[0] for text in answer.ids)
         assert sorted(slot.gpu for slot in answer.call.slots) == gpus
-
-
-@pytest.mark.parametrize(("pods_lag", "node_lag"), APART)
-@pytest.mark.parametrize("name", NAMES)
-async def test_either_watch_may_be_late_or_dead(name, pods_lag, node_lag):
-    story = await replay(load(name), pods_lag=pods_lag, node_lag=node_lag)
-    assert [] == wrong(story)
 
 
 @pytest.mark.parametrize("lag", LAGS)

@@ -8,14 +8,14 @@ import bisect
 import copy
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
+from agent.hami.annotations import encode_json
 from agent.kit.units import by_number, counted, span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject
@@ -26,7 +26,7 @@ from agent.sandbox.explain.placement import PodPlacement, World, codes_of, held_
 from agent.sandbox.explain.story import Explanation, Gate, GateVerdict, PlacingChange
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, RegisteredNode
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY
 from agent.sandbox.scheduler.registry import Reservation
 
 CHANGES_TOLD: Final = 3
@@ -52,12 +52,14 @@ class _Trial(NamedTuple):
 
 
 class _Tries:
-    """The single changes with which a pod that fits nowhere may fit, tried on a few Nodes."""
+    """The single changes with which a pod that fits nowhere may fit, tried on a few Nodes.
+
+    A change is another snapshot: with another pod, other Nodes, quotas or holders.
+    """
 
     def __init__(self, world: World, fits: Mapping[str, NodeFit]) -> None:
         self._world = world
         self._pod = world.pod
-        self._fit = world.trial(world.pod)
         # A few Nodes of each kind of refusal, those with most free memory first.
         kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
         for name, fit in fits.items():
@@ -65,6 +67,10 @@ class _Tries:
             free = [gpu.free_mib for gpu in (state.gpus if state else ())]
             kinds[codes_of(fit.reason)].append((-max(free, default=0), name))
         self._names = [n for kind in kinds.values() for _, n in sorted(kind)[:NODES_PER_KIND]]
+        near = (one for name in self._names for one in world.holders[name])
+        holders = {one.uid: one for one in (*near, *world.neighbours)}.values()
+        nodes = tuple(world.nodes[name] for name in self._names)
+        self._few = world.changed(nodes=nodes, holders=tuple(holders))
 
     def smallest(self) -> tuple[PlacingChange, ...]:
         """At most three changes with which the pod fits on some Node, the smallest first."""
@@ -75,49 +81,46 @@ class _Tries:
                 found.append(PlacingChange(trial.said, node, trial.paste))
         return tuple(found)
 
-    def _on(
-        self, name: str, node: ClusterNode | None = None, state: RegisteredNode | None = None
-    ) -> Callable[[], str]:
-        """Tries the pod as it is on one Node in another state."""
-        return lambda: name if self._fit(name, node, state).groups is not None else ""
-
-    def _with(
-        self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None
-    ) -> Callable[[], str]:
-        """Tries another pod, or other quotas, on the Nodes as they are."""
+    def _fits(self, **changes: object) -> Callable[[], str]:
+        """Tries the pod in the snapshot with these changes."""
 
         def place() -> str:
-            fit = self._world.trial(pod, quotas)
-            return next((name for name in self._names if fit(name).groups is not None), "")
+            world = self._few.changed(**changes)
+            fit = world.trial()
+            return next((name for name in world.nodes if fit(name).groups is not None), "")
 
         return place
 
     def _of_nodes(self) -> Iterator[_Trial]:
-        for name in self._names:
-            node, state = self._world.nodes[name], self._world.registered(name)
-            shown = cap(name, 128)
+        for node in self._few.snapshot.nodes:
+            shown, offer = cap(node.name, 128), self._few.offers[node.name]
             if node.is_closed:
                 said, paste = f"uncordon the Node {shown}", f"kubectl uncordon {shown}"
-                yield _Trial((1, 1), said, paste, self._on(name, opened(node)))
-            for uuid in sorted(state.cordoned) if state else ():
-                said = f"uncordon the GPU {cap(uuid, 64)} of {shown}"
-                paste = f"hami-agent uncordon {cap(uuid, 64)} --node {shown}"
-                fresh = replace(state, cordoned=state.cordoned - {uuid}) if state else None
-                yield _Trial((1, 0), said, paste, self._on(name, None, fresh))
-            for view in state.gpus if state else ():
-                has = view.capacity
-                if state and not has.healthy:
-                    well = replace(view, capacity=msgspec.structs.replace(has, healthy=True))
-                    gpus = tuple(well if one is view else one for one in state.gpus)
-                    said = f"repair GPU {has.index} ({cap(has.uuid, 64)}) of {shown}, which is "
+                yield _Trial((1, 1), said, paste, self._fits(nodes=(opened(node),)))
+            cordoned, gpus = offer.cordoned if offer else frozenset(), self._few.reported(node.name)
+            for gpu in gpus:
+                uuid = cap(gpu.uuid, 64)
+                if gpu.uuid in cordoned:
+                    place = self._noted(node, annotations.CORDON, ",".join(cordoned - {gpu.uuid}))
+                    paste = f"hami-agent uncordon {uuid} --node {shown}"
+                    yield _Trial((1, 0), f"uncordon the GPU {uuid} of {shown}", paste, place)
+                if not gpu.healthy:
+                    well = msgspec.structs.replace(gpu, healthy=True)
+                    report = encode_json([well if one == gpu else one for one in gpus])
+                    place = self._noted(node, annotations.REGISTER, report)
+                    said = f"repair GPU {gpu.index} ({uuid}) of {shown}, which is unhealthy"
                     paste = f"hami-agent status --node {shown}   # says what the GPU needs"
-                    place = self._on(name, None, replace(state, gpus=gpus))
-                    yield _Trial((1, 2), f"{said}unhealthy", paste, place)
+                    yield _Trial((1, 2), said, paste, place)
+
+    def _noted(self, node: ClusterNode, key: str, text: str) -> Callable[[], str]:
+        """Tries the pod on the Node with another annotation."""
+        noted = {**node.annotations, key: text}
+        return self._fits(nodes=(msgspec.structs.replace(node, annotations=noted),))
 
     def _of_quotas(self) -> Iterator[_Trial]:
         """Quotas that are raised to what the pod and the others hold together."""
         world, raised = self._world, copy.deepcopy(list(self._world.snapshot.quotas))
-        free = world.trial(self._pod, ())
+        free = self._few.changed(quotas=()).trial()
         groups = next((g for g in (free(name).groups for name in self._names) if g), None)
         if not raised or groups is None:
             return
@@ -135,7 +138,7 @@ class _Tries:
                     paste.append(f'{key}: "{amount}"')
         if said:
             text = f"raise {' and '.join(said)}"
-            yield _Trial((4, 0), text, ", ".join(paste), self._with(self._pod, raised))
+            yield _Trial((4, 0), text, ", ".join(paste), self._fits(quotas=raised))
 
     def _of_pod(self) -> Iterator[_Trial]:
         spec, metadata, noted = self._world.spec, self._world.metadata, self._world.noted
@@ -143,7 +146,7 @@ class _Tries:
             paste = f"remove the line: {key}: {cap(noted[key], 128)}"
             others = {name: text for name, text in noted.items() if name != key}
             without = {**self._pod, "metadata": {**metadata, "annotations": others}}
-            yield _Trial((2, 0), f"drop the annotation {key}", paste, self._with(without))
+            yield _Trial((2, 0), f"drop the annotation {key}", paste, self._fits(pod=without))
         affinity = spec.get("affinity") or {}
         parts = (spec.get("nodeSelector"), affinity.get("nodeAffinity"))
         names = ("nodeSelector", "nodeAffinity")
@@ -152,12 +155,12 @@ class _Tries:
             said = f"drop {' and '.join(selecting)}, which {exclude} other Nodes"
             others = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
             anywhere = {**spec, "nodeSelector": None, "affinity": others}
-            yield _Trial((3, 1), said, "", self._with({**self._pod, "spec": anywhere}))
+            yield _Trial((3, 1), said, "", self._fits(pod={**self._pod, "spec": anywhere}))
         for kind in (MEMORY, CORES, COUNT):
             most = max(self._asked(kind))
 
             def fails(limit: int, kind: str = kind) -> bool:
-                return not self._with(self._capped(kind, limit))()
+                return not self._fits(pod=self._capped(kind, limit))()
 
             # A smaller request fits wherever a greater one does.
             best = bisect.bisect(range(1, most), False, key=fails)
@@ -170,7 +173,10 @@ class _Tries:
                 paste = f"{kind}: {best}"
                 if kind == MEMORY and any(map(_is_whole, model.all_containers(self._pod))):
                     paste += f"   # and no {CORES}: 100, the default of a whole GPU"
-                size, place = (3, 1000 - 1000 * best // most), self._with(self._capped(kind, best))
+                size, place = (
+                    (3, 1000 - 1000 * best // most),
+                    self._fits(pod=self._capped(kind, best)),
+                )
                 yield _Trial(size, f"ask for at most {said}", paste, place)
 
     def _of_holders(self) -> Iterator[_Trial]:
@@ -185,8 +191,8 @@ class _Tries:
                 cores = f" and {story.core_words(load.core_percent)}" if load.core_percent else ""
                 held = f"it holds {story.mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
                 said = f"wait for {cap(f'{holder.namespace}/{holder.name}', 192)}{ends} ({held})"
-                state = self._world.registered(holder.chosen, without=holder.uid)
-                place = self._on(holder.chosen, None, state)
+                others = tuple(one for one in self._few.snapshot.holders if one is not holder)
+                place = self._fits(nodes=(self._world.nodes[holder.chosen],), holders=others)
                 yield _Trial((0 if is_deleted else 6, rank), said, "", place)
 
     def _asked(self, kind: str) -> Iterator[int]:
@@ -287,7 +293,7 @@ def _created_again(world: World) -> tuple[PlacingChange, ...]:
     admitted = at_gate.reviewed_again(world)
     if isinstance(admitted, str):  # HAMi would refuse it
         return ()
-    fit = world.trial(admitted)
+    fit = world.changed(pod=admitted).trial()
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
     return tuple(PlacingChange(said, name) for name in fitting)[:1]

@@ -5,7 +5,7 @@ import dataclasses
 import datetime as dt
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -94,10 +94,6 @@ def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return word in _OPERATORS and Requirement(key, wanted, word in ("In", "Exists")).holds(labels)
 
 
-Fits = Callable[..., NodeFit]
-"""Tries a pod on the Node of that name; `node` and `state` stand for it, changed."""
-
-
 class World:
     """The pod, the Nodes, the use of their GPUs and the quotas. The pod itself counts nowhere."""
 
@@ -111,6 +107,7 @@ class World:
         self.namespace = str(self.metadata.get("namespace", ""))
         self.phase = str(self.status.get("phase") or "Pending")
         self.node = str(self.spec.get("nodeName") or "")
+        self.steering = model.read_steering(self.noted, settings)
         self.attempt = story.last_attempt(snapshot)
         self.view: PodView | None = None
         with contextlib.suppress(MalformedText):  # a pod without a name or UID holds nothing
@@ -136,6 +133,10 @@ class World:
         """Whether the model can be run: Nodes and pods are known."""
         return self.snapshot.has("nodes") and self.snapshot.has("pods")
 
+    def changed(self, **changes: object) -> "World":
+        """The world with other parts of its snapshot."""
+        return World(msgspec.structs.replace(self.snapshot, **changes), self.now, self.settings)
+
     def containers(self) -> Iterator[tuple[str, Json, ContainerRequest | None]]:
         """Name, object and request of each container; no request: HAMi sees none."""
         for one in model.all_containers(self.pod):
@@ -147,31 +148,24 @@ class World:
         offer = self.offers.get(name)
         return [view.capacity for view in offer.gpus] if offer else []
 
-    def registered(self, name: str, without: str = "") -> RegisteredNode | None:
-        """The Node as the scheduler has it registered; None if it has not.
-
-        `without`: the UID of a pod whose shares do not count.
-        """
+    def registered(self, name: str) -> RegisteredNode | None:
+        """The Node as the scheduler has it registered; None if it has not."""
         offer = self.offers.get(name)
         if offer is None or not offer.gpus or self.nodes[name].slices <= 0:
             return None  # HAMi drops a node whose kubelet offers nothing
-        usage = usage_of(one for one in self.holders.get(name, ()) if one.uid != without)
-        return offer.with_loads(usage.loads(name))
+        return offer.with_loads(usage_of(self.holders.get(name, ())).loads(name))
 
-    def trial(self, pod: JsonObject, quotas: Sequence[JsonObject] | None = None) -> Fits:
+    def trial(self) -> Callable[[str], NodeFit]:
         """What tries the pod on a Node, by the model."""
-        quotas = self.snapshot.quotas if quotas is None else quotas
-        limits = Quotas(self.held, self.settings.rules.memory_factor)
-        for quota in quotas:
-            limits.see("ADDED", dict(quota))
-        wishes = wishes_of(dict(pod), self.settings, limits if quotas else None)
+        quotas = Quotas(self.held, self.settings.rules.memory_factor)
+        for quota in self.snapshot.quotas:
+            quotas.see("ADDED", dict(quota))
+        wishes = wishes_of(self.pod, self.settings, quotas if self.snapshot.quotas else None)
 
-        def fit(
-            name: str, node: ClusterNode | None = None, state: RegisteredNode | None = None
-        ) -> NodeFit:
-            if refusal := refuse_node(pod["spec"], node or self.nodes[name]):
+        def fit(name: str) -> NodeFit:
+            if refusal := refuse_node(self.spec, self.nodes[name]):
                 return NodeFit(None, refusal)
-            if (state := state or self.registered(name)) is None:
+            if (state := self.registered(name)) is None:
                 return NodeFit(None, UNREGISTERED)
             modelled = tuple(gpu for gpu in state.gpus if gpu.capacity.mode in MODELLED)
             found = fit_pod(dataclasses.replace(state, gpus=modelled), wishes)
@@ -180,10 +174,6 @@ class World:
             return found
 
         return fit
-
-    def steering(self, pod: JsonObject) -> Steering:
-        """The pod's constraints."""
-        return model.read_steering(pod["metadata"].get("annotations") or {}, self.settings)
 
 
 def has_gpus(node: ClusterNode) -> bool:
@@ -268,7 +258,7 @@ class PodPlacement(msgspec.Struct, frozen=True):
 
 def place(world: World) -> PodPlacement:
     """Try the pod on every Node with GPUs."""
-    fit, steering = world.trial(world.pod), world.steering(world.pod)
+    fit, steering = world.trial(), world.steering
     names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
     fits = {name: fit(name) for name in names}
     refused = {name: found for name, found in fits.items() if found.groups is None}
@@ -418,7 +408,7 @@ def _verdict(world: World, name: str, fit: NodeFit) -> story.NodeVerdict:
     if fit.groups is not None:
         return story.NodeVerdict(name, is_fit=True, said="the pod fits")
     request = [request for *_, request in world.containers()][fit.position] if fit.gpus else None
-    codes, steering, gpus = codes_of(fit.reason), world.steering(world.pod), []
+    codes, steering, gpus = codes_of(fit.reason), world.steering, []
     if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
         for gpu in sorted(fit.gpus, key=lambda gpu: gpu.capacity.index):
             reason = fit.refusals.get(gpu.capacity.uuid, "")

@@ -2,16 +2,18 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster, place_library
 from tests.peers.lab.control import free_ports
 from tests.peers.lab.part import until, until_answer
 from tests.process.agent_process import options
 from tests.systemd.lab.machine import Machine, Said, booted
+
+T = TypeVar("T")
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 UNIT: Final = "hami-agent.service"
@@ -52,15 +54,25 @@ class BareMetal:
 
     async def until_shown(self, within: float = PATIENCE, **wanted: str) -> Mapping[str, str]:
         """What systemd says of the service, once it says all of that."""
-        shown: Mapping[str, str] = {}
 
-        async def ask() -> bool:
-            nonlocal shown
+        async def ask() -> Mapping[str, str] | None:
             shown = await self.shown()
-            return wanted.items() <= shown.items()
+            return shown if wanted.items() <= shown.items() else None
 
-        await until_answer(ask, within, lambda: f"systemd does not say {wanted}, but {shown}")
-        return shown
+        return await self._until(ask, f"systemd does not say {wanted}", within)
+
+    async def _until(self, ask: Callable[[], Awaitable[T | None]], why: str, within: float) -> T:
+        """The first answer that there is."""
+        found = await ask()
+
+        async def is_found() -> bool:
+            nonlocal found
+            found = found or await ask()
+            return bool(found)
+
+        await until_answer(is_found, within, lambda: why)
+        assert found
+        return found
 
     async def offers(self, slices: int, within: float = PATIENCE) -> None:
         """The kubelet has so many slices to give."""
@@ -101,12 +113,8 @@ class BareMetal:
 
     async def until_said(self, event: str) -> dict[str, Any]:
         """The first such line of the agent, once it is there."""
-
-        async def ask() -> bool:
-            return bool(await self.journal(event))
-
-        await until_answer(ask, PATIENCE, lambda: f"the journal has no {event}")
-        return (await self.journal(event))[0]
+        why = f"the journal has no {event}"
+        return (await self._until(lambda: self.journal(event), why, PATIENCE))[0]
 
     async def until_words(self, *words: str) -> None:
         """All of that stands in the journal: it is written a little after it happened."""
@@ -115,19 +123,15 @@ class BareMetal:
             said = await self.last_words()
             return all(word in said for word in words)
 
-        await until_answer(ask, PATIENCE, lambda: f"the journal does not say {words}")
+        await self._until(ask, f"the journal does not say {words}", PATIENCE)
 
-    async def until_restarted(self, times: int) -> None:
-        """It is at work, having been started again so often at least.
-
-        A process that gets no time at all may be killed once more.
-        """
+    async def until_restarted(self, times: int, within: float = PATIENCE) -> None:
+        """It was started again so often at least: one that gets no time may be killed once more."""
 
         async def ask() -> bool:
-            shown = await self.shown()
-            return shown["ActiveState"] == "active" and int(shown["NRestarts"]) >= times
+            return int((await self.shown())["NRestarts"]) >= times
 
-        await until_answer(ask, PATIENCE, lambda: f"it was not started again {times} times")
+        await self._until(ask, f"it was not started again {times} times", within)
 
     async def until_there(self, inside: str) -> Path:
         """A file of the machine, once it is there."""

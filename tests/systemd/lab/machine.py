@@ -102,13 +102,11 @@ async def booted(root: Path, binds: Mapping[Path, str]) -> AsyncIterator[Machine
         nspawn = await _start(root, binds, log)
         try:
             machine = await _up(root, nspawn, log)
-            try:
-                yield machine
-            finally:
-                await machine.try_run("systemctl", "poweroff")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STOPPED):
-                        await nspawn.wait()
+            yield machine
+            await machine.try_run("systemctl", "poweroff")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOPPED):
+                    await nspawn.wait()
         finally:
             await _ended(nspawn)
             _sweep()

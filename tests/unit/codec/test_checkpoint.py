@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.errors import StateCorrupt
 from agent.ledger import LastGood, Ledger, Row, SourceFile, State
@@ -70,13 +71,13 @@ def test_a_file_from_before_a_key_of_a_row_or_of_health_reads_without(kind, key,
     ledger, ill = state.ledger, state.health
     if kind == "row":
         del data["ledger"]["rows"][0][key]
-        ledger = Ledger((msgspec.structs.replace(row, **{key: default}), plain))
+        ledger = Ledger((replace(row, **{key: default}), plain))
     else:
         for health in data["health"].values():
             del health[key]
-        ill = {u: msgspec.structs.replace(one, **{key: default}) for u, one in ill.items()}
+        ill = {u: replace(one, **{key: default}) for u, one in ill.items()}
 
-    earlier = msgspec.structs.replace(state, ledger=ledger, health=ill)
+    earlier = replace(state, ledger=ledger, health=ill)
     assert earlier == decode_state(a_file(data))
 
 

@@ -1,7 +1,7 @@
 """The status of a node from its objects alone, and the envelope of the answers of `/api/v1`."""
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.cluster import PodTable, Role
 from agent.errors import MalformedText
@@ -32,7 +32,7 @@ ABOUT = NodeStatus(name="n")
 
 def test_without_a_scheduler_a_container_holds_the_gpus_of_its_slices():
     row = a_row(shares=[], slice_ids=[f"{G1}-0", f"{G1}-1", f"{G2}-4"])
-    row = msgspec.structs.replace(row, decided_by=Decider.KUBELET)
+    row = replace(row, decided_by=Decider.KUBELET)
     inventory = an_inventory(gpus=[GPU])
     found = status_of(StatusFacts(NOON, ABOUT, inventory=inventory, ledger=Ledger((row,))))
 
@@ -44,7 +44,7 @@ def test_without_a_scheduler_a_container_holds_the_gpus_of_its_slices():
 
 
 SETUP = a_container(name="setup", role=Role.INIT)
-OVER = msgspec.structs.replace(SETUP, has_run=True, succeeded=True, ended_at=NOON)
+OVER = replace(SETUP, has_run=True, succeeded=True, ended_at=NOON)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_refusal_stands_while_its_pod_is_there(message, reason, counts):
     facts = StatusFacts(
         NOON, ABOUT, refusals=(refused, refused), pods=PodTable({pod.uid: pod}, synced=True)
     )
-    unsynced = msgspec.structs.replace(facts, pods=PodTable())
+    unsynced = replace(facts, pods=PodTable())
 
     assert (refused,) * counts == status_of(facts).standing
     assert (refused, refused) == status_of(facts).refusals

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,22 +89,7 @@ def test_what_no_float_holds_is_no_duration(value):
 
 # The JSON schema takes what the agent takes, and refuses the same mistakes.
 
-GOOD = """
-scheduler: hami
-sharing:
-  splitCount: 4
-  memoryScaling: 1.5
-  filterIndexes: [0, 3]
-  operatingMode: mps
-  memoryResourceName: a.com/mem
-library:
-  cudaLogLevel: 3
-health: {driverHang: 2s, quietPeriod: 1.5h, probePeriod: 500ms, longestQuietPeriod: 9000}
-profiles:
-  - name: big
-    match: {nodes: [a*], labels: x=y}
-    sharing: {splitCount: 20}
-"""
+GOOD = Path(__file__).with_name("good.yaml").read_text(encoding="utf-8")
 
 
 def errors_of(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Scenes for tests of matching: evidence with short names for what differs."""
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.allocate.match import (
     Ask,
@@ -53,10 +53,10 @@ def annotated(text: str = f"{G1},NVIDIA,3000,30:;", node: str = NODE) -> dict[st
 def named_pod(number: int, **changes: object) -> PodView:
     """The pod team-a/train-N, annotated for one share of the first GPU."""
     base = a_pod(uid=a_pod_uid(number), name=f"train-{number}", annotations=annotated())
-    return msgspec.structs.replace(base, **changes)
+    return replace(base, **changes)
 
 
-RAN = msgspec.structs.replace(a_container(), has_run=True)
+RAN = replace(a_container(), has_run=True)
 """A container that is dead, and that the kubelet may start again."""
 
 
@@ -68,7 +68,7 @@ def dead_pod(number: int, **changes: object) -> PodView:
 def row_of(pod: PodView, **changes: object) -> Row:
     """What the pod was answered under an earlier kubelet: a share of the first GPU."""
     row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
-    return msgspec.structs.replace(row, **changes)
+    return replace(row, **changes)
 
 
 def holding(pod: PodView, **ids: str) -> Holding:
@@ -113,7 +113,7 @@ def knowing(scene: Evidence, *holdings: Holding, absent: tuple[PodView, ...] = (
     known = dict(scene.known)
     known.update({(one.namespace, one.pod): one for one in holdings})
     known.update({pod.key: None for pod in absent})
-    return msgspec.structs.replace(scene, known=known)
+    return replace(scene, known=known)
 
 
 QUESTIONS = {
@@ -142,7 +142,7 @@ def changed(scene: Evidence, **changes: object) -> Evidence:
             asked |= {question: not changes.pop(name)}
     alive = {**scene.alive, **dict.fromkeys(changes.pop("checked", ()), False)}  # type: ignore[call-overload]
     alive |= dict.fromkeys(changes.pop("alive", ()), True)  # type: ignore[call-overload]
-    return msgspec.structs.replace(scene, asked=asked, alive=alive, **changes)
+    return replace(scene, asked=asked, alive=alive, **changes)
 
 
 def without_witness(

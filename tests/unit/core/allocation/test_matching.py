@@ -5,8 +5,8 @@ Who may be asking, which container of it is next, and what that gets.
 
 import datetime as dt
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.allocate.match import UNREAD, Evidence, KubeletStart, rejected_pod
 from agent.cluster import Phase, PodTable, PodView, Role
@@ -42,7 +42,6 @@ from tests.unit.core.allocation.matching_scene import (
     without_witness,
 )
 
-replace = msgspec.structs.replace
 SECOND = dt.timedelta(seconds=1)
 POD, OTHER, NAMESAKE = named_pod(1), named_pod(3), named_pod(1, uid=named_pod(9).uid)
 STRAY = named_pod(2, annotations={})

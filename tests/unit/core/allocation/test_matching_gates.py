@@ -3,8 +3,10 @@
 Pods without a lock: which of them come from HAMi's scheduler all the same, and get what.
 """
 
-import msgspec
+import itertools
+
 import pytest
+from msgspec.structs import replace
 
 from agent.allocate.match import Evidence, MatchSettings, decide
 from agent.allocate.room import RequestRules
@@ -44,7 +46,7 @@ from tests.unit.rows import rows_of
 
 POD, OTHER = named_pod(1), named_pod(2)
 INIT_ONLY = named_pod(1, containers=(a_container(role=Role.INIT),))
-UNBOUND = msgspec.structs.replace(INIT_ONLY, scheduler="default-scheduler")
+UNBOUND = replace(INIT_ONLY, scheduler="default-scheduler")
 BIG = a_container(asks={"mem": 3 << 30})
 CHECKED = MatchSettings(node=NODE, requests=RequestRules(known=True))
 
@@ -87,62 +89,47 @@ WARM_UP = (a_container(name="warm-up", role=Role.INIT), a_container())
 LESS = (a_container(asks={"mem": 2999, "cores": 30}),)
 UNPLACED = named_pod(1, annotations={}, groups=((a_share(uuid=G1),),))
 REPLAY = changed(admitting(POD, rows=(row_of(POD),)), lock=None)
+MORE = changed(given(f"{G1},NVIDIA,3000,0:;", containers=LESS), settings=CHECKED)
+ANOTHERS = knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,))
+BLIND = changed(a_scene(), table=PodTable(), listed=True, list_failed=True)
+DROPPED = a_pod(name="train-1", containers=(BIG,))
+ELSEWHERE = a_pod(name="train-1", annotations=annotated(node="node-9"))
+TWO_GPUS = changed(given(f"{ONE};", containers=(a_container(count=2),)), count=2)
+HERE = given(f"{ONE};")
 SCENES = {
     "nobody is admitted": now(knowing(a_scene(POD, lock=POD), absent=(POD,))),
     "nobody asks for as many": changed(admitting(POD), count=7),
     "two are admitted": admitting(POD, OTHER),
     "it was deleted": now(knowing(a_scene(gone=(POD,), lock=POD), holding(POD))),
-    "the lock is another's": now(
-        knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,))
-    ),
+    "the lock is another's": now(ANOTHERS),
     "there is no lock": changed(admitting(POD), lock=None),
-    "its author chose the node, and the name of the lock's owner": admitting(
-        named_pod(1, scheduled=False)
-    ),
+    "its author chose the node": admitting(named_pod(1, scheduled=False)),
     "the lock names nobody": changed(admitting(POD), lock=a_lock(name="")),
-    "it asks in an init container alone": changed(admitting(INIT_ONLY), lock=None, settings=STRICT),
-    "it asks in an init container alone, and another scheduler bound it": changed(
-        admitting(UNBOUND), lock=None
-    ),
-    "its annotation gives it more than it asks for": changed(
-        given(f"{G1},NVIDIA,3000,0:;", containers=LESS), settings=CHECKED
-    ),
+    "an init container alone asks": changed(admitting(INIT_ONLY), lock=None, settings=STRICT),
+    "another scheduler bound it": changed(admitting(UNBOUND), lock=None),
+    "its annotation gives it more than it asks for": MORE,
     "it is static": admitting(named_pod(1, static=True)),
     "an old kubelet, and two may ask": now(without_witness(a_scene(POD, OTHER))),
     "an old kubelet, and the lone pod's lock is gone": now(without_witness(REPLAY)),
-    "an old kubelet, and it asks in an init container alone": now(
-        without_witness(a_scene(INIT_ONLY))
-    ),
-    "the API server is away": changed(a_scene(), table=PodTable(), listed=True, list_failed=True),
+    "an old kubelet, and an init container alone asks": now(without_witness(a_scene(INIT_ONLY))),
+    "the API server is away": BLIND,
     "nothing was written": admitting(a_pod(name="train-1", annotations={})),
     "no GPU was written": given(";"),
-    "the request was dropped": admitting(a_pod(name="train-1", containers=(BIG,))),
-    "the request was dropped, and the annotation is forged": given(
-        f"{ONE};{ONE};", containers=TWICE
-    ),
+    "the request was dropped": admitting(DROPPED),
+    "the request was dropped, and the annotation is forged": given(f"{ONE};" * 2, containers=TWICE),
     "the text cannot be read": malformed("group 0: memory 'x' is not a decimal"),
-    "it is for another node": admitting(
-        a_pod(name="train-1", annotations=annotated(node="node-9"))
-    ),
+    "it is for another node": admitting(ELSEWHERE),
     "it names no node": admitting(UNPLACED),
-    "groups and containers differ": given(f"{ONE};{ONE};"),
-    "GPUs and request differ": changed(
-        given(f"{ONE};", containers=(a_container(count=2),)), count=2
-    ),
+    "groups and containers differ": given(f"{ONE};" * 2),
+    "GPUs and request differ": TWO_GPUS,
     "there is no group for the container": given(f"{ONE};", containers=WARM_UP),
     "the GPU is not of this node": given("GPU-elsewhere,NVIDIA,1,1:;"),
-    "the GPU is shared no longer": on_gpu(given(f"{ONE};"), present=False),
-    "no runtime finds the GPU": on_gpu(
-        given(f"{ONE};"), present=False, obstacle="no CDI specification defines it"
-    ),
-    "the GPU is bad": on_gpu(given(f"{ONE};"), condition=Condition.BAD, text="XID 79"),
-    "the GPU is lost": on_gpu(
-        given(f"{ONE};"), present=False, condition=Condition.LOST, cause="H-LOST"
-    ),
+    "the GPU is shared no longer": on_gpu(HERE, present=False),
+    "no runtime finds the GPU": on_gpu(HERE, present=False, obstacle="no CDI name"),
+    "the GPU is bad": on_gpu(HERE, condition=Condition.BAD, text="XID 79"),
+    "the GPU is lost": on_gpu(HERE, present=False, condition=Condition.LOST, cause="H-LOST"),
     "the GPU of a replay is lost": on_gpu(REPLAY, condition=Condition.LOST),
-    "the driver says nothing": on_gpu(
-        given(f"{ONE};"), condition=Condition.UNMONITORED, serving=False
-    ),
+    "the driver says nothing": on_gpu(HERE, condition=Condition.UNMONITORED, serving=False),
     "memory is short": given(f"{G1},NVIDIA,90000,1:;"),
     "compute is short": given(f"{G1},NVIDIA,1,101:;"),
 }
@@ -205,49 +192,37 @@ def test_the_node_is_read_as_hami_after_2_10_takes_a_lock_for_each(settings, que
     assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
 
 
-DROPPED = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
+BIG_INIT = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
+BIG_APP = a_container(name="app", asks={"mem": 3 << 30})
+SECOND = a_container(name="second", role=Role.INIT, asks=ASKS)
+TWO_ASKED = a_container(role=Role.INIT, count=2, asks=ASKS)
 REFUSED = {
-    "its author named the node": (lockless(scheduled=False), RefusalReason.NO_LOCK),
-    "the kubelet started it before": (lockless(started=True), RefusalReason.NO_LOCK),
-    "it is for another scheduler": (lockless(scheduler="mine"), RefusalReason.NO_LOCK),
-    "it names none": (lockless(scheduler=""), RefusalReason.NO_LOCK),
-    "hami drops its request": (
-        lockless(a_container(role=Role.INIT, asks={"mem": 3 << 30})),
-        RefusalReason.DROPPED_REQUEST,
-    ),
-    "hami drops the request of another container": (
-        lockless(INIT, DROPPED, text=f"{ONE};{ONE};"),
-        RefusalReason.DROPPED_REQUEST,
-    ),
-    "hami drops the request of its app container, and so takes no lock": (
-        lockless(containers=(INIT, a_container(name="app", asks={"mem": 3 << 30}))),
-        RefusalReason.DROPPED_REQUEST,
-    ),
-    **{
-        f"its annotation says {text}": (
-            lockless(text=f"{G1},NVIDIA,{text}:;"),
-            RefusalReason.NOT_AS_REQUESTED,
-        )
-        for text in ("3001,30", "2999,30", "3000,31", "3000,29", "3000,0", "0,30")
-    },
-    "one of its two GPUs has more": (
-        lockless(
-            a_container(role=Role.INIT, count=2, asks=ASKS), text=f"{ONE}{G2},NVIDIA,4000,30:;"
+    # Its author named the node, the kubelet started it before, it is another scheduler's or none's.
+    RefusalReason.NO_LOCK: [
+        *(lockless(scheduled=False), lockless(started=True)),
+        *(lockless(scheduler="mine"), lockless(scheduler="")),
+    ],
+    # HAMi drops its request, another container's, or that of its app, and so takes no lock.
+    RefusalReason.DROPPED_REQUEST: [
+        *(lockless(BIG_INIT), lockless(INIT, BIG_INIT, text=f"{ONE};{ONE};")),
+        lockless(containers=(INIT, BIG_APP)),
+    ],
+    # Its annotation says something else, maybe of one of two GPUs.
+    RefusalReason.NOT_AS_REQUESTED: [
+        *(
+            lockless(text=f"{G1},NVIDIA,{text}:;")
+            for text in ("3001,30", "2999,30", "3000,31", "3000,29", "3000,0", "0,30")
         ),
-        RefusalReason.NOT_AS_REQUESTED,
-    ),
-    "there is an annotation for one of two": (
-        lockless(INIT, a_container(name="second", role=Role.INIT, asks=ASKS)),
-        RefusalReason.COUNT_MISMATCH,
-    ),
+        lockless(TWO_ASKED, text=f"{ONE}{G2},NVIDIA,4000,30:;"),
+    ],
+    RefusalReason.COUNT_MISMATCH: [lockless(INIT, SECOND)],
 }
 
 
-@pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
-def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalReason]) -> None:
-    pod, gate = row
-    count = pod.gpu_containers[0].count
-    for lock in (None, a_lock(name="other")):
+@pytest.mark.parametrize("gate", REFUSED, ids=lambda gate: gate.name)
+def test_what_hamis_scheduler_did_not_do_is_refused(gate: RefusalReason) -> None:
+    for pod, lock in itertools.product(REFUSED[gate], (None, a_lock(name="other"))):
+        count = pod.gpu_containers[0].count
         assert gate.name == said(settled(pod, lock=lock, waited=True), count)
 
 

@@ -1,13 +1,17 @@
-"""Histories of one GPU, and what the agent knows after each: XIDs, probes, signs, resets, rest."""
+"""Histories of one GPU, and what the agent knows after each: XIDs, probes, signs, resets, rest.
+
+The XID table, and the two variables of HAMi's and NVIDIA's plugin that change it.
+"""
 
 import datetime as dt
 import re
+from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.health import judge
-from agent.health.judge import HealthSettings, XidClass, missing, past
+from agent.health.judge import HealthSettings, XidClass, missing, past, xid_class, xid_name
 from agent.model import (
     Condition,
     DriverEvent,
@@ -20,6 +24,7 @@ from agent.model import (
     RecoveryAction,
 )
 from tests.builders import G1, NOON
+from tests.hami_vectors import Vector, cases
 from tests.unit.rows import rows_of
 
 SETTINGS = HealthSettings()
@@ -46,7 +51,7 @@ SIGNS = {
     **{f"advise-{action}": GpuSigns(recovery=action) for action in RecoveryAction},
     **{f"fabric-{state}": GpuSigns(fabric=state) for state in FabricState},
 }
-REPORTS |= {name: msgspec.structs.replace(PASSED, signs=sign) for name, sign in SIGNS.items()}
+REPORTS |= {name: replace(PASSED, signs=sign) for name, sign in SIGNS.items()}
 
 
 def report_of(name: str) -> DriverEvent | Probe:
@@ -158,3 +163,67 @@ def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_ho
         now += 60.0
 
     assert [600.0, 1200.0, 2400.0, 4800.0, 7200.0, 7200.0, 7200.0] == rests
+
+
+# The XID table.
+
+APPLICATION = (13, 31, 43, 45, 68, 109)
+
+
+def declared(disable: str, enable: str = "", **kinds: XidClass) -> HealthSettings:
+    own = {int(name.removeprefix("x")): kind for name, kind in kinds.items()}
+    return HealthSettings(disabled_xids=disable, enabled_xids=enable, xids=own)
+
+
+UNASKED = "health_xids-187"
+"""Neither variable is set: HAMi ignores 109, for which the catalog wants a reset."""
+
+
+@pytest.mark.parametrize(
+    "vector", cases("health_xids", without={UNASKED: "109 needs a reset"}), ids=str
+)
+def test_the_variables_mean_what_they_mean_to_hami(vector: Vector):
+    disable, enable = vector.given.values()
+    judged = HealthSettings(disabled_xids=disable, enabled_xids=enable)
+    ignored = {
+        number: XidClass.APPLICATION is xid_class(int(number), judged)
+        for number in vector.expected["ignored"]
+    }
+
+    assert ["DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"] == list(vector.given)
+    assert vector.expected["healthGoroutineEndsAtOnce"] is judged.off
+    assert vector.expected["ignored"] == ignored
+
+
+def test_the_odd_corners_are_those_of_nvidias_plugin():
+    every = (*APPLICATION, 48, 79)
+    for disable, enable, off, ignored in (
+        ("all", "all", False, ()),
+        ("0", "", True, every),
+        ("48", "0", False, ()),
+        ("18446744073709551616", "", False, APPLICATION),
+        ("all", "garbage", True, every),
+    ):
+        judged = declared(disable, enable)
+        assert off is judged.off
+        assert ignored == tuple(
+            one for one in every if xid_class(one, judged) is XidClass.APPLICATION
+        )
+
+
+def test_the_agents_own_setting_wins_over_both_variables():
+    judged = declared("94,48", "13", x94=XidClass.FATAL, x13=XidClass.APPLICATION)
+    assert XidClass.FATAL is xid_class(94, judged)
+    assert XidClass.APPLICATION is xid_class(13, judged)
+    assert XidClass.APPLICATION is xid_class(48, judged)
+
+
+def test_the_table_is_the_catalog_with_the_class_and_the_name_of_each_number():
+    lines = Path(__file__).with_name("xids.txt").read_text().splitlines()
+    catalog = [line for line in lines if line and not line.startswith("#")]
+    told = [(number, xid_class(number), xid_name(number)) for number in range(1, 173)]
+    assert told == [
+        (int(number), kind, name)
+        for number, _, kind, name in (line.split(maxsplit=3) for line in catalog)
+    ]
+    assert ("a driver error", XidClass.FATAL) == (xid_name(54321), xid_class(54321))

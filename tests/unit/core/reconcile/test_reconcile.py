@@ -3,8 +3,8 @@
 import datetime as dt
 from functools import partial
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.errors import Refusal, RefusalReason
@@ -36,7 +36,7 @@ def found(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
     seen = ReconcileFacts(table, holdings, NOW_KUBELET, NOON)
-    return judge_by_scheduler(Ledger(rows), msgspec.structs.replace(seen, **changes), RESOURCE)
+    return judge_by_scheduler(Ledger(rows), replace(seen, **changes), RESOURCE)
 
 
 def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
@@ -79,7 +79,7 @@ LISTS = {
 def test_the_row_of_an_ended_pod_is_over_whatever_the_kubelet_lists(
     holdings, role, phase, seconds, over
 ):
-    pod = msgspec.structs.replace(POD, phase=phase)
+    pod = replace(POD, phase=phase)
     row = a_row(role=role, epoch=NOW_KUBELET, slice_ids=IDS)
     for recorded in (None, {row.key: frozenset(IDS)}):
         look = partial(found, row, pods=(pod,), holdings=holdings, recorded=recorded)
@@ -97,7 +97,7 @@ def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(ph
 
 
 OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
-SUCCESSOR = msgspec.structs.replace(POD, uid=a_pod_uid(9))
+SUCCESSOR = replace(POD, uid=a_pod_uid(9))
 HELD = (held(POD, *IDS),)
 
 
@@ -124,8 +124,8 @@ def test_the_row_of_a_deleted_pod_is_over_when_all_views_say_so_for_a_minute(see
         assert [False, False, is_over] == [bool(each.over) for each in (first, early, later)]
 
 
-WAITING = msgspec.structs.replace(SUCCESSOR, phase=Phase.PENDING)
-NAMED = msgspec.structs.replace(POD, phase=Phase.PENDING, reusable_name=True)
+WAITING = replace(SUCCESSOR, phase=Phase.PENDING)
+NAMED = replace(POD, phase=Phase.PENDING, reusable_name=True)
 OF_ANOTHER = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
 
 
@@ -136,10 +136,10 @@ OF_ANOTHER = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
         ([], POD, {"holdings": (held(POD),)}, 0),
         ([a_row()], POD, {}, 0),
         # Who holds without a right: ended, not placed, asks for none, unknown.
-        ([], msgspec.structs.replace(POD, phase=Phase.FAILED), {}, 0),
-        ([], msgspec.structs.replace(POD, groups=None), {}, 0),
-        ([], msgspec.structs.replace(POD, containers=(a_container(count=0),)), {}, 0),
-        ([], msgspec.structs.replace(POD, name="another"), {}, 0),
+        ([], replace(POD, phase=Phase.FAILED), {}, 0),
+        ([], replace(POD, groups=None), {}, 0),
+        ([], replace(POD, containers=(a_container(count=0),)), {}, 0),
+        ([], replace(POD, name="another"), {}, 0),
         # The ids may be those of a deleted pod of that name, until its successor runs.
         ([], WAITING, {}, 1),
         ([], WAITING, {"gone": (POD,)}, 0),
@@ -151,8 +151,8 @@ OF_ANOTHER = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
         ([], NAMED, {"recorded": OF_ANOTHER}, 0),
         ([], NAMED, {"recorded": None}, 1),
         ([], NAMED, {"recorded": {ContainerKey(POD.uid, "main"): frozenset(IDS)}}, 1),
-        ([], msgspec.structs.replace(NAMED, phase=Phase.RUNNING), {"recorded": OF_ANOTHER}, 1),
-        ([], msgspec.structs.replace(NAMED, reusable_name=False), {"recorded": OF_ANOTHER}, 1),
+        ([], replace(NAMED, phase=Phase.RUNNING), {"recorded": OF_ANOTHER}, 1),
+        ([], replace(NAMED, reusable_name=False), {"recorded": OF_ANOTHER}, 1),
     ],
 )
 def test_a_holder_is_taken_over_if_it_has_a_right_and_the_ids_are_its_own(rows, pod, seen, count):
@@ -212,12 +212,12 @@ def test_another_gpu_is_a_mismatch_if_the_right_one_was_offered_and_drift_otherw
 
 
 def test_foreign_ids_are_named_as_they_are():
-    row = msgspec.structs.replace(OFFERED, slice_ids=(SliceId("foreign"), *ELSEWHERE))
+    row = replace(OFFERED, slice_ids=(SliceId("foreign"), *ELSEWHERE))
     assert f"slices of {G2}, foreign for it" in mismatch(row).sentence
 
 
 def test_only_the_container_of_a_mismatch_may_not_start():
-    wrong = msgspec.structs.replace(OFFERED, slice_ids=ELSEWHERE)
+    wrong = replace(OFFERED, slice_ids=ELSEWHERE)
 
     with pytest.raises(Refusal) as caught:
         check_start(Ledger((wrong,)), ELSEWHERE)
@@ -227,13 +227,9 @@ def test_only_the_container_of_a_mismatch_may_not_start():
     check_start(Ledger((OFFERED,)), IDS)
     # Of rows with the same ids the last answer decides.
     next_key, later = ContainerKey(POD.uid, "next"), NOON + MINUTE
-    right = msgspec.structs.replace(
-        wrong, key=next_key, shares=(a_share(uuid=G2),), answered_at=later
-    )
+    right = replace(wrong, key=next_key, shares=(a_share(uuid=G2),), answered_at=later)
     check_start(Ledger((right, wrong)), ELSEWHERE)
     with pytest.raises(Refusal):
-        check_start(
-            Ledger((right, msgspec.structs.replace(wrong, answered_at=later + MINUTE))), ELSEWHERE
-        )
-    check_start(Ledger((msgspec.structs.replace(wrong, offered=False),)), ELSEWHERE)
+        check_start(Ledger((right, replace(wrong, answered_at=later + MINUTE))), ELSEWHERE)
+    check_start(Ledger((replace(wrong, offered=False),)), ELSEWHERE)
     check_start(Ledger(), ELSEWHERE)

@@ -3,8 +3,8 @@
 import datetime as dt
 from collections.abc import Iterable
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.ledger import KubeletEpoch, Ledger
@@ -36,7 +36,7 @@ POD = a_pod(annotations=BOUND)
 
 
 def changed(pod: PodView, **changes: object) -> PodView:
-    return msgspec.structs.replace(pod, **changes)
+    return replace(pod, **changes)
 
 
 def rejected(**changes: object) -> PodView:
@@ -58,7 +58,7 @@ def a_scene(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
     lock = None if lock_stamp is None else a_lock(stamp=lock_stamp)
-    seen = msgspec.structs.replace(seen, **table)
+    seen = replace(seen, **table)
     return SettlementFacts(seen, ledger or Ledger(), lock, LATER, standing)
 
 
@@ -116,7 +116,7 @@ def test_the_lock_of_a_pod_answered_in_full_goes_at_once_if_a_row_notes_it_else_
 ):
     def at_last(ledger: Ledger) -> list[str]:
         now = NOON + dt.timedelta(seconds=after)
-        return told(pending_effects(msgspec.structs.replace(a_scene(TWO, ledger=ledger), now=now)))
+        return told(pending_effects(replace(a_scene(TWO, ledger=ledger), now=now)))
 
     assert expected == at_last(answered(*containers, lock="another"))
     at_once = RELEASED if len(containers) == len(TWO.containers) else []
@@ -156,16 +156,16 @@ def test_a_lock_goes_when_nobody_can_need_it_at_once_or_when_it_stood_before_our
     pods, seen, at_once, after_long
 ):
     scene = a_scene(*pods, **seen)
-    young = msgspec.structs.replace(scene, standing=UNCLAIMED - dt.timedelta(seconds=1))
+    young = replace(scene, standing=UNCLAIMED - dt.timedelta(seconds=1))
     assert at_once == told(pending_effects(young))
-    assert after_long == told(pending_effects(msgspec.structs.replace(scene, standing=LONG)))
+    assert after_long == told(pending_effects(replace(scene, standing=LONG)))
 
 
 def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
     init = a_container(name="init", role=Role.INIT)
     first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
     started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
-    crashing = msgspec.structs.replace(a_container(name="b"), has_run=True)
+    crashing = replace(a_container(name="b"), has_run=True)
     looping = changed(started, containers=(init, first, crashing))
     half = changed(started, containers=(init, first, a_container(name="b")))
     held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
@@ -201,7 +201,7 @@ def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hid
 
 def test_a_container_that_ended_under_the_kubelet_that_was_answered_needs_no_answer():
     epoch = KubeletEpoch(7, int(NOON.timestamp() * 1e9))
-    init = msgspec.structs.replace(a_container(name="a", role=Role.INIT), ended_at=LATER)
+    init = replace(a_container(name="a", role=Role.INIT), ended_at=LATER)
     pod = changed(POD, containers=(init, a_container(name="b")))
 
     def owed(answered: KubeletEpoch) -> list[str]:

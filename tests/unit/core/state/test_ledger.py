@@ -2,7 +2,7 @@
 
 import random
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.cluster import Role
 from agent.ledger import KubeletEpoch, Ledger, Row
@@ -15,7 +15,7 @@ SHARES = [(), (Share(G1, 1, 1),), (Share(G2, 1, 1), Share(G1, 1, 1))]
 def some_row(chance: random.Random) -> Row:
     """One of six containers' rows, with anything in it that rows are found by."""
     row = a_row(pod_uid=a_pod_uid(chance.randrange(3)), container=f"c{chance.randrange(2)}")
-    return msgspec.structs.replace(
+    return replace(
         row,
         shares=chance.choice(SHARES),
         live_limits=chance.choice([(), (Share(G2, 2, 2),)]),

@@ -5,8 +5,8 @@ What a container uses: the sums over its live processes, and whose GPU a number 
 
 import datetime as dt
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.hami.region import MemoryUse, Region, RegionChange, RegionGpu, RegionProcess, RegionState
 from agent.model import GpuUuid
@@ -14,33 +14,26 @@ from agent.usage import ACTIVE_FOR, HIGHEST_RECENT, RegionUser, feedback, use_of
 from tests.builders import G1, G2, NOON, a_row, a_share, a_uuid
 from tests.fakes.regions import RegionReading, a_process, a_region, changed
 from tests.fakes.scheduler_vectors import load_cases
+from tests.unit.rows import rows_of
 
 
-@pytest.mark.parametrize(
-    ("last_kernel", "alive", "sm", "expected"),
-    [
-        (NOON, None, 9, True),
-        (NOON - ACTIVE_FOR, None, 9, True),
-        (NOON - 2 * ACTIVE_FOR, None, 9, False),
-        (NOON + 2 * ACTIVE_FOR, None, 9, False),
-        (None, None, 9, False),
-        (None, frozenset({1}), 9, True),
-        (NOON, frozenset({1}), 0, False),
-        (NOON, frozenset({2}), 9, False),
-        (NOON, frozenset(), 9, False),
-    ],
-)
-def test_the_number_of_a_dead_process_is_no_use_of_an_sm(last_kernel, alive, sm, expected):
-    region = a_region(G1, processes=(a_process(1, sm=sm),), last_kernel=last_kernel)
-    assert expected == uses_sm(
-        RegionReading(RegionState.READABLE, region, alive=alive).sums(), NOON
-    )
+def is_used(last: str, alive: str, sm: str) -> str:
+    """Whether an SM is used, by the seconds since the last kernel and the processes that live."""
+    last_kernel = None if last == "never" else NOON - ACTIVE_FOR * float(last)
+    living = None if alive == "unknown" else frozenset(map(int, alive.strip("-").split()))
+    region = a_region(G1, processes=(a_process(1, sm=int(sm)),), last_kernel=last_kernel)
+    sums = RegionReading(RegionState.READABLE, region, alive=living).sums()
+    return "used" if uses_sm(sums, NOON) else "not used"
+
+
+@pytest.mark.parametrize(("words", "expected"), rows_of(__file__, "usage.txt"))
+def test_whose_a_number_of_a_region_is_and_whether_it_counts(words: str, expected: str):
+    kind, *parts = words.split(", ")
+    assert expected == (is_used(*parts) if kind == "sm" else used(*parts))
 
 
 def a_user(region, *, priority=1, gpus=(G1,), work=None):
-    row = msgspec.structs.replace(
-        a_row(shares=[a_share(uuid=gpu) for gpu in gpus]), priority=priority
-    )
+    row = replace(a_row(shares=[a_share(uuid=gpu) for gpu in gpus]), priority=priority)
     return RegionUser(row, region, work)
 
 
@@ -105,7 +98,7 @@ def test_each_round_leaves_the_regions_as_hami_leaves_them(case):
     for before in case["before"]:
         uuids = [GpuUuid(uuid) for uuid in before["uuids"]]
         row = a_row(shares=[a_share(uuid=uuid) for uuid in uuids])
-        rows[before["name"]] = msgspec.structs.replace(row, priority=before["priority"])
+        rows[before["name"]] = replace(row, priority=before["priority"])
         regions[before["name"]] = a_region(
             *uuids,
             priority=before["priority"],
@@ -168,26 +161,14 @@ def test_what_all_processes_together_use_is_never_less_than_nothing():
 G3 = a_uuid(3)
 
 
-def used(uuids, given):
-    region = a_region(*uuids, processes=(a_process(*range(1, len(uuids) + 1)),))
-    use = use_of(RegionReading(RegionState.READABLE, region).sums(), NOON, given)
-    return [(gpu.uuid, gpu.memory.total) for gpu in use.gpus]
+def used(uuids: str, given: str) -> str:
+    """The MiB of each GPU, by the UUIDs in the region and those that the container was given."""
+    region_uuids = [NAMES.get(name, "") for name in uuids.split()]
+    region = a_region(*region_uuids, processes=(a_process(*range(1, len(region_uuids) + 1)),))
+    granted = [NAMES[name] for name in given.split() if name != "none"]
+    use = use_of(RegionReading(RegionState.READABLE, region).sums(), NOON, granted)
+    return " ".join(f"{TITLES[gpu.uuid]}:{gpu.memory.total}" for gpu in use.gpus) or "nothing"
 
 
-@pytest.mark.parametrize(
-    ("uuids", "given", "expected"),
-    [
-        ((G1, G2), (G1, G2), [(G1, 1), (G2, 2)]),
-        ((G2, G1), (G1, G2), [(G2, 1), (G1, 2)]),
-        ((G2,), (G1, G2), [(G2, 1)]),
-        (("", ""), (G1, G2), [(G1, 1), (G2, 2)]),
-        ((G3, G2), (G1, G2), [(G1, 1), (G2, 2)]),
-        ((G2, G2), (G1, G2), [(G1, 1), (G2, 2)]),
-        ((G1, G3), (G1,), [(G1, 1)]),
-        ((G1,), (G1, G1), [(G1, 1)]),
-        ((G3,), (), [(G3, 1)]),
-        ((), (G1,), []),
-    ],
-)
-def test_a_region_that_names_other_gpus_counts_by_position(uuids, given, expected):
-    assert expected == used(uuids, given)
+NAMES = {"G1": G1, "G2": G2, "G3": a_uuid(3)}
+TITLES = {uuid: name for name, uuid in NAMES.items()}

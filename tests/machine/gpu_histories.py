@@ -1,43 +1,51 @@
-"""A driver of which each call may fail or hang, and each GPU may be lost, silent or wrong."""
+"""Random histories of the driver: whatever it does, the kubelet is told the truth of each GPU.
+
+Invariants: after a change each stream has the one newest list, in which the slices of a GPU agree
+(I4); lists are sorted, without repeated ids and of bounded size (I5); nothing that the driver does
+ends the agent (I8); what is known to be bad stays so over restarts of agent and kubelet until a
+rule clears it, and no hiccup of the probes takes a well GPU away (I9). When all troubles end, every
+GPU is served again.
+"""
 
 import asyncio
 import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from functools import partial
 
 import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
 
-from agent.errors import AgentError, DriverError, GpuError, StateError
+from agent.app.agent import NodeAgent
+from agent.errors import AgentError, DriverError, DriverMissing, GpuError, StateError
 from agent.health.judge import HealthSettings
-from agent.health.watch import HealthWatch
-from agent.inventory import Discovery, InventoryKeeper
-from agent.kit.cell import Cell
 from agent.kubelet.door import PluginServer
 from agent.model import (
     LIST_BYTES,
+    Cause,
     Condition,
     DriverEvent,
     EventKind,
     GpuFault,
     GpuSigns,
     GpuUuid,
-    Inventory,
+    Health,
     Probe,
     ProbeOutcome,
     RecoveryAction,
     Scan,
-    SharingSettings,
-    SliceList,
     Trouble,
 )
-from agent.state import StateService, recover
+from agent.state import recover
 from agent.wire.v1beta1 import Empty, ListAndWatchResponse
+from tests.app.front_node import PATHS, FrontPlaces, joined
 from tests.builders import a_gpu, a_uuid
-from tests.fakes.chance import Seeded
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.machine.sides import VirtualClock, VirtualLoop
+from tests.machine.playing import OneHistory
+from tests.machine.sides import VirtualLoop
+from tests.services.at_work import at_work
 
 GPUS = 3
 UUIDS = tuple(a_uuid(n) for n in range(GPUS))
@@ -100,85 +108,36 @@ class AnyDriver(ScriptedDriver):
 
 # One life of the agent's health, from a driver to the bytes of its lists.
 
-SLICES = 10
-SETTINGS = HealthSettings(probe_interval=20.0)
+OWN = f"health: {{probePeriod: 20}}\n{PATHS}"
 
 
-class _LifeDisk:
+class _LifeDisk(MemoryDisk):
     """The disk of one life: a dead one writes no more."""
 
-    place = "/state"
-
     def __init__(self, disk: MemoryDisk) -> None:
-        self._disk = disk
+        super().__init__()
+        self.files, self.faults = disk.files, disk.faults
         self.is_dead = False
-
-    async def read(self, name: str) -> bytes | None:
-        return await self._disk.read(name)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         if self.is_dead:
             raise StateError("the process was killed")
         await asyncio.sleep(0.002)
-        await self._disk.replace(name, data, keep=keep)
+        await super().replace(name, data, keep=keep)
 
 
 class GpuStream:
     """One kubelet's stream of lists."""
 
-    def __init__(self) -> None:
+    def __init__(self, plugin: PluginServer) -> None:
         self.frames: list[bytes] = []
         self.looked_at = 0
         """Frames that were looked at before."""
-        self.task: asyncio.Task[None] | None = None
+        self.task = asyncio.get_running_loop().create_task(self._read(plugin))
 
-    async def read(self, plugin: PluginServer) -> None:
+    async def _read(self, plugin: PluginServer) -> None:
         async for frame in plugin.list_and_watch(Empty()):
             self.frames.append(bytes(frame))
-
-
-class GpuLife:
-    """One life of the agent, from the driver to its streams."""
-
-    def __init__(self, driver: AnyDriver, clock: VirtualClock, disk: MemoryDisk) -> None:
-        self._driver = driver
-        self._clock = clock
-        self.disk = _LifeDisk(disk)
-        self.slices = Cell(SliceList())
-        self.plugin = PluginServer(Path("/plugins"), Cell("nvidia.com/gpu"), self.slices, Seeded())
-
-    async def run(self, boot: str) -> None:
-        found = await recover(self.disk, boot_id=boot, machine_id="m")
-        before = found.state
-        state = StateService(disk=self.disk, recovered=before, boot_id=boot)
-        inventory = Cell(Inventory())
-        self.keeper = InventoryKeeper(
-            inventory,
-            Cell(SharingSettings(split_count=SLICES)),
-            self._clock,
-            before.health,
-            slices=self.slices,
-        )
-
-        def scanned(scan: Scan) -> None:
-            self.keeper.found(scan)
-            watch.scanned(scan)
-
-        discovery = Discovery(self._driver, scanned, ill=lambda _: False)
-        watch = HealthWatch(
-            driver=self._driver,
-            inventory=inventory,
-            judged=self.keeper.judged,
-            remember=state.remember,
-            changed=discovery.rescan,
-            settings=SETTINGS,
-            clock=self._clock,
-            recalled=before.health,
-            boot_changed=bool(before.boot_id) and before.boot_id != boot,
-        )
-        async with asyncio.TaskGroup() as group:
-            for run in (state.run, discovery.run, watch.run):
-                group.create_task(run())
 
 
 # A driver that may do anything, lives of the agent's health, and kubelets that listen.
@@ -186,13 +145,12 @@ class GpuLife:
 # The lists are read as bytes from the real handler of ListAndWatch. What must be is kept here by
 # rules of its own, which know nothing of how the agent judges.
 
-NOTICED = 2 * SETTINGS.probe_interval + 10.0
+HEALTH = HealthSettings(probe_interval=20.0)
+NOTICED = 2 * HEALTH.probe_interval + 10.0
 """Seconds within which a lost or failing GPU is found, if the driver answers."""
 
 MISSED = 70.0
 """Seconds within which a GPU that is listed no more is missed: scans come every minute."""
-
-Health = dict[GpuUuid, bool]
 
 
 @dataclasses.dataclass
@@ -211,7 +169,6 @@ class GpuWorld:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
-        self.clock = VirtualClock(loop)
         self.driver = AnyDriver()
         self.disk = MemoryDisk()
         self.needs: dict[GpuUuid, Need] = {}
@@ -225,28 +182,35 @@ class GpuWorld:
         self.failed_at: dict[GpuUuid, float] = {}
         self.streams: list[GpuStream] = []
         self.boots = 0
-        self.start_agent()
 
     # What happens to the agent and to the kubelet.
 
-    def start_agent(self) -> None:
+    async def start_agent(self) -> None:
         self.driver.restart()
-        self.life = GpuLife(self.driver, self.clock, self.disk)
-        self.task = self.loop.create_task(self.life.run(f"boot-{self.boots}"))
+        self.life_disk, boot = _LifeDisk(self.disk), f"boot-{self.boots}"
+        found = await recover(self.life_disk, boot_id=boot, machine_id="m")
+        places = FrontPlaces(self.life_disk)
+        self.front = joined(self.driver, found.state, boot, OWN, places)
+        self.task = self.loop.create_task(self._live(self.front))
         self.streams = []
-        self.open_stream(stale=True)
+        await self.open_stream(stale=True)
         self.heard_since = self.sound_since = self.loop.time()
 
+    async def _live(self, front: NodeAgent) -> None:
+        async with at_work(front.state.run, front.discovery.run, front.health.run):
+            await asyncio.Event().wait()
+
     async def kill_agent(self) -> None:
-        self.life.disk.is_dead = True
-        for one in (self.task, *(stream.task for stream in self.streams)):
-            if one is not None:
-                one.cancel()
-                await _ended(one)
+        self.life_disk.is_dead = True
+        for task in (self.task, *(stream.task for stream in self.streams)):
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
     async def restart_agent(self) -> None:
         await self.kill_agent()
-        self.start_agent()
+        await self.start_agent()
 
     async def reboot(self) -> None:
         """Every GPU is reset; one that was off the bus comes back."""
@@ -254,17 +218,19 @@ class GpuWorld:
         self.boots += 1
         self.needs.clear()
         self.heal()
-        self.start_agent()
+        await self.start_agent()
 
-    def open_stream(self, *, stale: bool) -> None:
+    async def open_stream(self, *, stale: bool) -> None:
         """The kubelet asks for lists; its older streams live on when they are `stale`."""
         kept = self.streams[-3:] if stale else []
         for old in self.streams:
-            if old not in kept and old.task is not None:
+            if old not in kept:
                 old.task.cancel()
-        stream = GpuStream()
-        stream.task = self.loop.create_task(stream.read(self.life.plugin))
-        self.streams = [*kept, stream]
+        self.streams = [*kept, GpuStream(self.front.server)]
+
+    def known(self, uuid: GpuUuid) -> Health | None:
+        """What the agent takes the GPU for."""
+        return self.front.keeper._health.get(uuid)
 
     # What happens to the driver and its GPUs.
 
@@ -294,7 +260,7 @@ class GpuWorld:
             self.needs[uuid] = need
 
     def _rested(self) -> float:
-        return self.loop.time() + SETTINGS.quiet - 1.0
+        return self.loop.time() + HEALTH.quiet - 1.0
 
     def answer(self, uuid: GpuUuid, outcome: ProbeOutcome) -> None:
         """Probes of the GPU end like this from now on."""
@@ -365,7 +331,7 @@ class GpuWorld:
         for uuid in [u for u in UUIDS if self._is_known_to_refuse(u)]:
             self._must_not_serve(uuid, Need(float("inf"), frozenset({"reset"})))
         for number, stream in enumerate(self.streams):
-            if stream.task is not None and stream.task.done():
+            if stream.task.done():
                 yield f"I8: stream {number} ended: {stream.task.exception()!r}"
             yield from self._of_stream(stream)
         if len({stream.frames[-1] for stream in self.streams if stream.frames}) > 1:
@@ -402,8 +368,8 @@ class GpuWorld:
         lost = self.lost_since.get(uuid, float("inf"))
         since = max(lost, self.heard_since, self.sound_since)
         # Where all that were well fail alike, the driver does, and has that time to answer again.
-        known = self.life.keeper._health.get(uuid)
-        alike = SETTINGS.driver_hang if known and known.silent else 0.0
+        known = self.known(uuid)
+        alike = HEALTH.driver_hang if known and known.silent else 0.0
         if self.driver.sound and self.loop.time() - since > NOTICED + alike:
             yield f"I9: {uuid} is served although it was lost at {since}"
         failing = self.failing_since.get(uuid, float("inf"))
@@ -418,7 +384,7 @@ class GpuWorld:
 
     def can_be_shaken(self, uuid: GpuUuid) -> bool:
         """Whether the GPU is well, has not failed lately, and nothing else is the matter."""
-        known = self.life.keeper._health.get(uuid)
+        known = self.known(uuid)
         since_failed = self.loop.time() - self.failed_at.get(uuid, float("-inf"))
         return (
             self.driver.sound
@@ -427,7 +393,7 @@ class GpuWorld:
             and self.driver.outcomes.get(uuid, ProbeOutcome.PASSED) is ProbeOutcome.PASSED
             and self.driver.told_of(uuid).recovery in {None, RecoveryAction.NONE}
             and not self.driver.told_of(uuid).rows_failed
-            and since_failed > SETTINGS.quiet
+            and since_failed > HEALTH.quiet
         )
 
     @property
@@ -436,7 +402,7 @@ class GpuWorld:
         return len(self.streams[-1].frames)
 
     @property
-    def healthy(self) -> Health:
+    def healthy(self) -> dict[GpuUuid, bool]:
         """Which GPUs the newest stream's kubelet gives out."""
         listed = ListAndWatchResponse.parse(self.streams[-1].frames[-1]).devices
         return {
@@ -450,7 +416,225 @@ def _served(frame: bytes) -> set[GpuUuid]:
     return {GpuUuid(one.id.rpartition("-")[0]) for one in listed if one.health == "Healthy"}
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
-    await asyncio.wait({task})
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error
+# What may happen, one rule each.
+
+SETTLED = 0.3
+"""Seconds after which what happened has reached disk and streams."""
+
+gpus = st.sampled_from(UUIDS)
+pauses = st.sampled_from((SETTLED, SETTLED, 1.5, 12.0, 70.0))
+numbers = st.sampled_from(
+    (1, 13, 31, 45, 48, 48, 54, 63, 64, 79, 92, 94, 95, 119, 140, 145, 151, 54321, None)
+)
+ERRORS: dict[str, tuple[AgentError, ...]] = {
+    "scan": (NO_ANSWER, DriverMissing("no library")),
+    "probe": (NO_ANSWER, DriverMissing("no library"), GpuError(UUIDS[0], "Unknown Error")),
+    "events": (NO_ANSWER,),
+}
+
+
+class GpuHistories(OneHistory):
+    """One history: a world on a loop of its own."""
+
+    world: GpuWorld | None = None
+
+    @initialize()
+    def begin(self) -> None:
+        async def build() -> GpuWorld:
+            world = GpuWorld(self.loop)
+            await world.start_agent()
+            await asyncio.sleep(SETTLED)
+            return world
+
+        self.world = self.loop.run_until_complete(build())
+
+    def breaches(self) -> list[str]:
+        return [*self.world.breaches()]
+
+    @rule(gpu=gpus, number=numbers, pause=pauses)
+    def an_xid(self, gpu, number, pause) -> None:
+        self.after(pause, partial(self.world.report, DriverEvent(EventKind.XID, gpu, number)))
+
+    @rule(number=numbers, stranger=st.booleans(), pause=pauses)
+    def an_xid_of_nobody(self, number, stranger, pause) -> None:
+        uuid = a_uuid(99) if stranger else None
+        self.after(pause, partial(self.world.report, DriverEvent(EventKind.XID, uuid, number)))
+
+    @rule(pause=pauses)
+    def a_memory_error_of_nobody(self, pause) -> None:
+        # A well one may be out, after a short absence that only the next scan ends.
+        healthy = self.world.healthy
+        was = {u for u in UUIDS if healthy[u] and self.world.can_be_shaken(u)}
+        unnamed = DriverEvent(EventKind.ECC_DOUBLE, None)
+        self.after(SETTLED, partial(self.world.report, unnamed))
+        out = [u for u in was if not self.world.healthy[u]]
+        self.require([f"I9: {uuid} is out for an error that names no GPU" for uuid in out])
+        self.after(pause)
+
+    @rule(gpu=gpus, kind=st.sampled_from([k for k in EventKind if k != "xid"]), pause=pauses)
+    def another_event(self, gpu, kind, pause) -> None:
+        self.after(pause, partial(self.world.report, DriverEvent(kind, gpu)))
+
+    @rule(number=st.sampled_from((54, 48, 79)), times=st.sampled_from((1, 50)))
+    def all_are_struck_at_once(self, number, times) -> None:
+        events = [DriverEvent(EventKind.XID, uuid, number) for uuid in UUIDS] * times
+        before, known = self.world.lists, filter(None, map(self.world.known, UUIDS))
+        was_lost = any(one.condition is Condition.LOST for one in known)
+        self.after(SETTLED, partial(self.world.report, *events))
+        # The slices of one that is found missing or back meanwhile change the list, too.
+        if self.world.lists > before + 1 and not (was_lost or self.world.driver.taken_out):
+            self.require([f"I4: {self.world.lists - before} lists for one mishap"])
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_is_lost(self, gpu, pause) -> None:
+        self.after(pause, partial(self.world.lose, gpu))
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_is_taken_out(self, gpu, pause) -> None:
+        self.after(pause, partial(self.world.take_out, gpu))
+
+    @rule(gpu=gpus)
+    def a_gpu_is_taken_out_and_put_in_again(self, gpu) -> None:
+        world = self.world
+        if not world.driver.sound or set(world.lost_since) - {gpu}:
+            return  # nobody sees that it is missing
+        self.after(MISSED, partial(world.take_out, gpu))
+        self.after(MISSED, partial(world.restore, gpu))
+        known = world.known(gpu)
+        if (
+            known.needs_reset
+            and known.cause in {str(Cause.XID), str(Cause.ECC)}
+            and not known.needs_reboot
+        ):
+            self.require([f"I9: {gpu} needs a reset although it was away"])
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_comes_back(self, gpu, pause) -> None:
+        self.after(pause, partial(self.world.restore, gpu))
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_is_reset(self, gpu, pause) -> None:
+        self.after(1.0, partial(self.world.lose, gpu))
+        self.after(pause, partial(self.world.restore, gpu))
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_is_refused_until_it_is_reset(self, gpu, pause) -> None:
+        if gpu not in self.world.lost_since:
+            self.after(pause, partial(self.world.refuse, gpu))
+
+    @rule(gpu=gpus, number=numbers, seconds=st.sampled_from((SETTLED, 700.0)))
+    def a_refused_gpu_falls_silent_and_is_reset(self, gpu, number, seconds) -> None:
+        if gpu in self.world.lost_since:
+            return
+        self.after(MISSED, partial(self.world.refuse, gpu))
+        self.after(seconds, partial(self.world.answer, gpu, ProbeOutcome.SILENT))
+        self.after(SETTLED, partial(self.world.report, DriverEvent(EventKind.XID, gpu, number)))
+        self.after(MISSED, partial(self.world.answer, gpu, ProbeOutcome.PASSED))
+
+    @rule(
+        gpu=gpus,
+        outcome=st.sampled_from((ProbeOutcome.FAILED, ProbeOutcome.SILENT, ProbeOutcome.PASSED)),
+        pause=pauses,
+    )
+    def a_gpu_answers_otherwise(self, gpu, outcome, pause) -> None:
+        if gpu not in self.world.lost_since:
+            self.world.answer(gpu, outcome)
+        self.after(pause)
+
+    @rule(gpu=gpus, seconds=st.sampled_from((0.1, 1.0, 3.0)))
+    def the_probes_of_a_gpu_hiccup(self, gpu, seconds) -> None:
+        is_well = self.world.can_be_shaken(gpu)
+        if gpu not in self.world.lost_since:
+            self.after(0.0, partial(self.world.answer, gpu, ProbeOutcome.FAILED))
+            self.after(seconds, partial(self.world.report, DriverEvent(EventKind.CHANGED)))
+            self.after(SETTLED, partial(self.world.answer, gpu, ProbeOutcome.PASSED))
+        if is_well and not self.world.healthy[gpu]:
+            self.require([f"I9: {gpu} is not served after a hiccup of {seconds} s"])
+
+    @rule(
+        gpu=gpus,
+        recovery=st.sampled_from((None, *RecoveryAction)),
+        rows=st.sampled_from(((None, None), (False, False), (True, False), (True, True))),
+        pause=pauses,
+    )
+    def a_gpu_tells_of_itself(self, gpu, recovery, rows, pause) -> None:
+        signs = GpuSigns(rows_pending=rows[0], rows_failed=rows[1], recovery=recovery)
+        self.after(pause, partial(self.world.say, gpu, signs))
+
+    @rule(gpu=gpus, why=st.sampled_from(("", "not supported")), pause=pauses)
+    def the_events_of_a_gpu_come_or_not(self, gpu, why, pause) -> None:
+        self.world.driver.unmonitored[gpu] = why
+        self.after(pause)
+
+    @rule(call=st.sampled_from(tuple(ERRORS)), which=st.integers(0, 2), pause=pauses)
+    def a_call_fails(self, call, which, pause) -> None:
+        errors = ERRORS[call]
+        self.world.driver.troubles[call] = errors[which % len(errors)]
+        if call == "events":
+            self.world.driver.break_events()
+        self.after(pause)
+
+    @rule(pause=pauses)
+    def calls_work_again(self, pause) -> None:
+        self.after(pause, self.world.driver.troubles.clear)
+
+    @rule(seconds=st.sampled_from((1.0, 30.0, 600.0)))
+    def the_driver_hangs(self, seconds) -> None:
+        self.world.driver.hung = True
+        self.after(seconds)
+        self.world.driver.hung = False
+        self.world.sound_since = self.loop.time()
+        self.after(SETTLED)
+
+    @rule(error=st.booleans(), pause=pauses)
+    def the_stream_of_events_ends(self, error, pause) -> None:
+        driver = self.world.driver
+        self.after(pause, driver.break_events if error else driver.end_events)
+
+    @rule(pause=pauses)
+    def the_agent_is_killed(self, pause) -> None:
+        self.after(pause, self.world.restart_agent)
+
+    @rule(stale=st.booleans(), pause=pauses)
+    def the_kubelet_restarts(self, stale, pause) -> None:
+        self.after(pause, partial(self.world.open_stream, stale=stale))
+
+    @rule(pause=pauses)
+    def the_node_reboots(self, pause) -> None:
+        self.after(pause, self.world.reboot)
+
+    @rule(seconds=st.sampled_from((70.0, 700.0, 7300.0)))
+    def time_passes(self, seconds) -> None:
+        self.after(seconds)
+
+    def teardown(self) -> None:
+        """All troubles end. What only needs rest has had it after two hours; a boot mends all."""
+        try:
+            if self.world is not None and not self.is_broken:
+                self.after(HEALTH.longest_quiet + 200.0, self.world.heal)
+                self._all_served_but({uuid for uuid, need in self.world.needs.items() if need})
+                self.after(60.0, self.world.reboot)
+                self._all_served_but(set())
+                self.counted["histories"] += 1
+        finally:
+            self.end()
+
+    def _all_served_but(self, ill) -> None:
+        served = {uuid for uuid, is_served in self.world.healthy.items() if is_served}
+        stuck = set(UUIDS) - served - ill - self._in_need()
+        self.require([f"{uuid} is not served although nothing is wrong" for uuid in stuck])
+
+    def _in_need(self) -> set[str]:
+        """GPUs of which the driver once said that they need a reset, and nobody has reset."""
+        return {uuid for uuid in UUIDS if (one := self.world.known(uuid)) and one.needs_reset}
+
+    def end(self) -> None:
+        if self.world is None:
+            return
+        if not self.is_broken:
+            self.loop.run_until_complete(self.world.kill_agent())
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0.1))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
