@@ -11,8 +11,7 @@ model differs in these points:
   managed fields, and lets a node write more than NodeRestriction does.
 - It has only nodes, pods, events, ResourceQuotas, namespaces and SelfSubjectAccessReview. It has no
   discovery, so kubectl cannot use it. It refuses PUT, deletecollection and server-side apply.
-- It always answers with whole objects and whole lists, as JSON, whatever form, version or `limit` a
-  client asks for.
+- It always answers with whole objects, as JSON, whatever form or version a client asks for.
 - A method that a path does not have is 404, a patch of an unknown kind 400.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.

@@ -253,19 +253,32 @@ T = TypeVar("T")
 
 
 def list_objects(store: ObjectStore, target: Target) -> Json:
-    """The whole list that a request asks for; `limit` is ignored, as a server may do."""
+    """The list that a request asks for. A later chunk of it shows the objects as they are then."""
+    limit = number(target.options, "limit")
+    version, _, start = target.options.get("continue", "").partition("/")
     text = target.options.get("labelSelector", "")
     selector = parse_selector(text) if text else ()
     found = store.select(target.resource, namespace=target.namespace, fields=target.fields)
+    left = [
+        item
+        for item in sorted(found, key=_place)
+        if all(one.holds(item["metadata"].get("labels") or {}) for one in selector)
+        and _place(item) > start
+    ]
+    shown = left[:limit] if limit else left
+    metadata = {"resourceVersion": version or str(store.version)}
+    if len(shown) < len(left):
+        metadata["continue"] = f"{metadata['resourceVersion']}/{_place(shown[-1])}"
     # Only the list names the kind.
     items = [
-        {key: item[key] for key in item if key not in ("kind", "apiVersion")}
-        for item in found
-        if all(one.holds(item["metadata"].get("labels") or {}) for one in selector)
+        {key: item[key] for key in item if key not in ("kind", "apiVersion")} for item in shown
     ]
-    metadata = {"resourceVersion": str(store.version)}
     kind = KINDS[target.resource] + "List"
     return {"kind": kind, "apiVersion": "v1", "metadata": metadata, "items": items}
+
+
+def _place(item: Json) -> str:
+    return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
 
 
 def parse_body(body: bytes, form: type[T]) -> T:

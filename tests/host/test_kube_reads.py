@@ -87,7 +87,7 @@ async def test_a_list_without_end_is_given_up(serve, monkeypatch, names, tokens)
 
     async def answer(request):
         number = next(numbers)
-        return page(tokens(number), *names(number, int(request.query.get("limit", 0))))
+        return page(tokens(number), *names(number, int(request.query.get("limit", 3))))
 
     session = await serve(answer)
     for most in (MOST, 0):

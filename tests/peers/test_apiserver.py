@@ -181,6 +181,21 @@ async def test_fields_select_and_several_must_all_hold(server: Server) -> None:
     assert "v1.36.3" == (await server.admin.get("/version"))["gitVersion"]
 
 
+async def test_a_list_in_chunks_is_the_whole_list(server: Server) -> None:
+    for name in ("chunk-a", "chunk-b", "chunk-c"):
+        await server.admin.create(EVENTS, an_event(name))
+    whole = await server.admin.get(EVENTS)
+    first = await server.admin.get(f"{EVENTS}?limit=2")
+
+    items, last = list(first["items"]), first
+    while token := last["metadata"].get("continue"):
+        last = await server.admin.get(f"{EVENTS}?limit=2&continue={token}")
+        assert first["metadata"]["resourceVersion"] == last["metadata"]["resourceVersion"]
+        items += last["items"]
+
+    assert whole["items"] == items
+
+
 # Patches: three kinds, all or nothing; of a pod and of its status, one after the other.
 
 AT = "/metadata/annotations"

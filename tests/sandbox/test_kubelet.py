@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import datetime as dt
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -172,6 +173,24 @@ async def test_a_plugin_that_is_back_within_09_seconds_saves_every_pod(tmp_path)
         assert [] == node.model.history.of("rejected")
 
 
+async def test_a_rejection_that_was_not_told_is_judged_again_by_the_next_kubelet(tmp_path):
+    async with a_node(tmp_path) as (node, plugin):
+        await node.runs("p")
+        await node.kill()
+        await node.end_container("p")
+        await node.start()
+        await seen(node, "rejected")
+        await asyncio.sleep(3)
+        assert "Running" == node.phase("p"), "told only with the first full report"
+
+        await node.restart()
+        await asyncio.sleep(0.5)
+        await plugin.serve()
+        await plugin.register()
+        await seen(node, "admitted", 2)
+        await node.stays(lambda: node.phase("p") == "Running", "it failed", 60)
+
+
 # What a pod takes, and what it leaves.
 
 
@@ -212,8 +231,13 @@ async def test_a_job_ends_succeeded_and_frees_its_ids(tmp_path):
 async def test_what_other_active_pods_ask_for_counts_as_used(tmp_path):
     """The init phase of the first pod needs 3 and what stays needs 2; the Node then offers 3."""
     async with a_node(tmp_path) as (node, plugin):
+        await asyncio.sleep(60)
         await node.runs("u1", inits=(node.init(count=3), node.sidecar()))
         await asyncio.sleep(1)  # the kubelet goes by whole seconds of creation
+        ended = node.state("u1", "init")["terminated"]
+        for key in ("startedAt", "finishedAt"):
+            since = node.model.clock.now() - dt.datetime.fromisoformat(ended[key])
+            assert 0 <= since.total_seconds() < 5, key
         await node.runs("u2")
         plugin.publish(devices(3))
         await node.until_counted(3, 3)
