@@ -111,7 +111,6 @@ class SchedulerModel:
                     return
             except (BindError, StatusError) as failure:
                 self._reject(pod, "SchedulerError", str(failure))
-                self._stir()  # the resources that kube-scheduler assumed for the pod are free again
                 await asyncio.sleep(min(2.0**failures, 10.0))
                 failures += 1
             else:
