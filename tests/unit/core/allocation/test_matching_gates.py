@@ -90,7 +90,7 @@ LESS = (a_container(asks={"mem": 2999, "cores": 30}),)
 UNPLACED = named_pod(1, annotations={}, groups=((a_share(uuid=G1),),))
 REPLAY = changed(admitting(POD, rows=(row_of(POD),)), lock=None)
 MORE = changed(given(f"{G1},NVIDIA,3000,0:;", containers=LESS), settings=CHECKED)
-ANOTHERS = knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,))
+FOREIGN = knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,))
 BLIND = changed(a_scene(), table=PodTable(), listed=True, list_failed=True)
 DROPPED = a_pod(name="train-1", containers=(BIG,))
 ELSEWHERE = a_pod(name="train-1", annotations=annotated(node="node-9"))
@@ -101,7 +101,7 @@ SCENES = {
     "nobody asks for as many": changed(admitting(POD), count=7),
     "two are admitted": admitting(POD, OTHER),
     "it was deleted": now(knowing(a_scene(gone=(POD,), lock=POD), holding(POD))),
-    "the lock is another's": now(ANOTHERS),
+    "the lock is another's": now(FOREIGN),
     "there is no lock": changed(admitting(POD), lock=None),
     "its author chose the node": admitting(named_pod(1, scheduled=False)),
     "the lock names nobody": changed(admitting(POD), lock=a_lock(name="")),
