@@ -130,6 +130,18 @@ def unread_name_taken_for_the_same(evidence: Evidence) -> object:
     return decide(msgspec.structs.replace(evidence, pod_uids=uids))
 
 
+def returning_names_not_looked_at(evidence: Evidence) -> object:
+    """The pod in view is taken for the one that the API server has by that name."""
+    step = decide(evidence)
+    while isinstance(step, Question) and step.ask is Ask.POD:
+        (key,) = step.pods
+        seen = evidence.table.named(*key)
+        uids = {**evidence.pod_uids, key: seen.uid if seen else None}
+        evidence = msgspec.structs.replace(evidence, pod_uids=uids)
+        step = decide(evidence)
+    return step
+
+
 OTHERS = "another one's directory"
 OTHERS_OR_REFUSED = f"{OTHERS}|a good pod was refused"
 REFUSED = "a good pod was refused"
@@ -143,6 +155,7 @@ MUTANTS = {
     "order of the spec": Mutant(match, "possible", order_of_the_spec, OTHERS_OR_REFUSED),
     "silence is no": Mutant(Inquiry, "_ask", silence_taken_for_no, OTHERS_OR_REFUSED),
     "dead in the way": Mutant(match, "exactly_one", dead_containers_in_the_way, REFUSED),
+    "returning names": Mutant(service, "decide", returning_names_not_looked_at, OTHERS),
     "unread name": Mutant(service, "decide", unread_name_taken_for_the_same, OTHERS_OR_REFUSED),
 }
 
@@ -178,18 +191,6 @@ def _took(pod: PodView, lock: NodeLock) -> bool:
     return int(lock.stamp.timestamp()) <= int(pod.annotations.get(BIND_TIME, "0"))
 
 
-def returning_names_not_looked_at(evidence: Evidence) -> object:
-    """The pod in view is taken for the one that the API server has by that name."""
-    step = decide(evidence)
-    while isinstance(step, Question) and step.ask is Ask.POD:
-        (key,) = step.pods
-        seen = evidence.table.named(*key)
-        uids = {**evidence.pod_uids, key: seen.uid if seen else None}
-        evidence = msgspec.structs.replace(evidence, pod_uids=uids)
-        step = decide(evidence)
-    return step
-
-
 def listed_for_good(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, float]]:
     """A pod that has ended keeps its rows as long as the kubelet lists it."""
     names = {(each.namespace, each.pod) for each in seen.holdings}
@@ -207,7 +208,6 @@ CALM_MUTANTS = {
         settle, "pending_effects", bind_time_compared_in_settlement, "a lock stood"
     ),
     "locks not left to pods that come": Mutant(settle, "UNCLAIMED", dt.timedelta(0), TAKEN),
-    "returning names": Mutant(service, "decide", returning_names_not_looked_at, OTHERS),
     "listed for good": Mutant(reconcile, "_unused", listed_for_good, ROW_LEFT),
 }
 

@@ -125,7 +125,7 @@ class Refusals:
         self._site.audit.breaches.append(f"a good pod was refused: {who}: {event.text}: {names}")
 
     def _facts(self, uid: str) -> Iterator[Fact]:
-        own = tuple(self._of_pod(uid))
+        own, lost = tuple(self._of_pod(uid)), tuple(self._lost())
         yield from own
         site = self._site
         if site.faults.is_down or site.faults.trip:
@@ -142,14 +142,14 @@ class Refusals:
             yield Fact.STARVED
         if self.lies:
             yield Fact.LIE
-        if (site.faults.is_down or site.faults.list_fails) and any(self._lost()):
+        if (site.faults.is_down or site.faults.list_fails) and lost:
             yield Fact.BLIND
-        if uid in self._beside and any(self._lost()):
+        if uid in self._beside and lost:
             yield Fact.OVERLAP
-            if uid in dict(self._lost()):
+            if uid in dict(lost):
                 yield Fact.TAKEN
         pod, late = site.audit.pod(uid), site.listed_late
-        if pod is not None and late is not None and any(self._lost()):
+        if pod is not None and late is not None and lost:
             made = dt.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
             if made < late:
                 yield Fact.UNPROVEN
@@ -157,11 +157,13 @@ class Refusals:
             yield Fact.UNTOLD
         if site.audit.room.is_full_by_status(uid):
             yield Fact.HIDDEN
-        yield from self._of_lost(uid, own)
+        yield from self._of_lost(uid, own, lost)
 
-    def _of_lost(self, uid: str, own: Sequence[Fact]) -> Iterator[Fact]:
+    def _of_lost(
+        self, uid: str, own: Sequence[Fact], every: Sequence[tuple[str, str]]
+    ) -> Iterator[Fact]:
         kubelet = self._site.kubelet.node.pods
-        for lost, name in self._lost():
+        for lost, name in every:
             yield Fact.LOST if lost == uid else Fact.BESIDE
             # A new kubelet's rejection removes PodScheduled and sets startTime, but no Failed yet:
             # nothing shows who bound the pod. Source: kubernetes pkg/kubelet/status, mergePodStatus
