@@ -94,7 +94,7 @@ async def test_a_list_without_end_is_given_up(serve, monkeypatch, names, tokens)
         with pytest.raises(ApiError, match=r"the list has no end: after .* check the API server"):
             await fetch_list(session, NODES, bytes, most)
     # A token that comes again is no new page.
-    assert tokens(0) != tokens(1) or next(numbers) == 4
+    assert tokens(0) != tokens(1) or next(numbers) <= 4
 
 
 async def test_an_object_that_no_answer_may_hold_is_an_error(serve, monkeypatch):
