@@ -190,34 +190,70 @@ async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
 # HAMi 2.10 counts a sidecar as an init container, so it places more than fits.
 
 
-@pytest.mark.parametrize(
-    ("text", "total"), [("s30000 a30000", 120000), ("s30000 i40000 a1000", 140000)]
-)
-async def test_what_hami_places_beyond_the_gpu_is_served_and_told(text, total):
+def a_pod_of(number, text):
     """A pod such as `s30000 a30000`: sidecars, init containers and apps, each with its MiB."""
     roles = {"s": Role.SIDECAR, "i": Role.INIT, "a": Role.APP}
     words = text.split()
-    boxes = tuple(
-        a_container(name=f"{word[0]}{place}", role=roles[word[0]])
-        for place, word in enumerate(words)
-    )
+    boxes = [a_container(name=f"{one[0]}{n}", role=roles[one[0]]) for n, one in enumerate(words)]
     groups = "".join(f"{G1},NVIDIA,{word[1:]},1:;" for word in words)
-    async with a_desk() as desk:
-        for number in (1, 2):
-            assert [] == desk.said
-            pod, held = desk.bind(placed(number, groups, containers=boxes)), {}
-            for one in boxes:
-                wanted = ids(len(desk.ledger.rows))
-                await desk.service.allocate(wanted)
-                desk.records.keys = frozenset(row.key for row in desk.ledger.rows)
-                held |= {one.name: wanted[0]} if one.role is not Role.INIT else {}
-                desk.witness.admit(pod, **held)
+    return placed(number, groups, containers=tuple(boxes))
 
-        event = desk.said[-1]
-        assert ("GpuOversold", True) == (event.reason, event.warning)
-        assert f"has given out {total} MiB of memory of GPU 0" in event.text
-        assert "which has 81559 MiB" in event.text
-        assert "sidecars" in event.text
+
+async def run(desk, pod):
+    """The kubelet admits the whole pod. Raises Refusal."""
+    desk.bind(pod)
+    held = {}
+    for one in pod.containers:
+        wanted = ids(len(desk.ledger.rows))
+        await desk.service.allocate(wanted)
+        desk.records.keys = frozenset(row.key for row in desk.ledger.rows)
+        held |= {one.name: wanted[0]} if one.role is not Role.INIT else {}
+        desk.witness.admit(pod, **held)
+
+
+@pytest.mark.parametrize(
+    ("pods", "refused", "text"),
+    [
+        (["s30000 a30000"] * 2, False, "has given out 120000 MiB of memory of GPU 0"),
+        (["s30000 i40000 a1000"] * 2, False, "has given out 140000 MiB of memory of GPU 0"),
+        (["s50000 a50000"], True, "let its containers ask for less"),
+        (["i1 s50000 a50000"], True, "let its containers ask for less"),
+        (["s40000 a40000", "a50000"], True, "130000 MiB of memory promised, and it has 81559"),
+    ],
+)
+async def test_what_hami_places_beyond_the_gpu_is_served_and_told_and_refused_if_it_counts_it_too(
+    pods, refused, text
+):
+    async with a_desk() as desk:
+        *before, last = [a_pod_of(number, words) for number, words in enumerate(pods, 1)]
+        for pod in before:
+            await run(desk, pod)
+        assert [] == desk.said
+        if refused:
+            with pytest.raises(Refusal, match=text) as caught:
+                await run(desk, last)
+            assert RefusalReason.MEMORY_EXCEEDED is caught.value.gate
+            assert len(before) == desk.refreshes
+        else:
+            await run(desk, last)
+            event = desk.said[-1]
+            assert ("GpuOversold", True) == (event.reason, event.warning)
+            assert all(word in event.text for word in (text, "which has 81559 MiB", "sidecars"))
+
+
+async def test_a_pod_that_truly_fits_is_served_although_hami_counts_a_peak_that_is_over():
+    """For HAMi 2.10 the init phase never ends with a sidecar."""
+    async with a_desk() as desk:
+        pod = a_pod_of(1, "i60000 s1000 a10000")
+        await run(desk, pod)
+        ran = [
+            msgspec.structs.replace(one, has_run=True, succeeded=one.role is Role.INIT)
+            for one in pod.containers
+        ]
+        desk.see(msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=tuple(ran)))
+        await run(desk, a_pod_of(2, "a70000"))
+
+        assert ([], 4) == (desk.said, len(desk.ledger.rows))
 
 
 # What the outside world does not say in time, or cannot take, becomes a refusal.

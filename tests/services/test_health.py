@@ -303,24 +303,6 @@ async def test_a_storm_of_one_gpu_is_one_list_and_one_line_and_every_xid_is_coun
     assert [48] == [line["xid"] for line in lines if line["event"] == "gpu.xid"]
 
 
-@pytest.mark.parametrize(
-    ("xid", "pause", "lists"),
-    [(79, 0.001, 1), (48, 0.012, 2)],  # the second one comes too late for the first list
-)
-async def test_gpus_that_are_struck_one_after_the_other_are_one_list_for_each_window(
-    xid, pause, lists
-):
-    async with running() as bench:
-        before = bench.slices.value.generation
-        for uuid in (G0, G1, G2):
-            bench.driver.xid(uuid, xid)
-            await asyncio.sleep(pause)
-        await asyncio.sleep(0.2)
-
-        assert before + lists == bench.slices.value.generation
-        assert ["bad"] * 3 == bench.conditions
-
-
 # Health: asked for by a person, switched off by the operator, remembered over a boot.
 
 

@@ -84,9 +84,8 @@ class Extender:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._hami = HamiVerbs(
-            KubeCluster(api), SystemClock(), random.SystemRandom(), SchedulerSettings()
-        )
+        cluster, chance = KubeCluster(api), random.SystemRandom()
+        self._hami = HamiVerbs(cluster, SystemClock(), chance, SchedulerSettings())
         self._news = asyncio.Queue[tuple[str, str, Json]]()
         self._seen = {resource: Followed(self._news, resource) for resource in KINDS}
 

@@ -84,8 +84,6 @@ def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dic
     return found
 
 
-# What the agent has on disk, beside what the kubelet holds and what runs.
-
 Container = tuple[str, str]
 """A pod's `namespace/name` and a container's name."""
 
