@@ -94,7 +94,7 @@ class ModelWorld:
 
     def __init__(self, folder: Path, identity: str = f"system:node:{NODE}") -> None:
         self.store = ObjectStore(SystemClock(), Seeded(7))
-        self.model = ApiServerModel(self.store, {"secret": identity, "admin": "admin"})
+        self.model = ApiServerModel(self.store, {"secret": identity})
         self.kubeconfig = folder / "kubeconfig"
         self.session = KubeSession(Connection(self.kubeconfig), Seeded(7))
         self.poster = EventPoster(self.session, NODE, SystemClock())
