@@ -20,6 +20,7 @@ from agent.errors import AgentError, DriverError
 from agent.kit.logs import configure
 from agent.kit.units import Column
 from agent.sandbox import hardware_talk as talk
+from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import MOST_GPUS, PROFILES, described
 from agent.sandbox.lab import cluster as lab
 from agent.sandbox.scenario import default, stage
@@ -88,9 +89,8 @@ def invitation(cluster: lab.SandboxCluster) -> str:
     root, web, log = places.root, cluster.web_address or "not up yet", places.log
     gpus, api = f"--socket {places.hardware_socket}", f"--socket {root}/run/api.sock"
     gpu = cluster.hardware.states[-1].gpu.index
-    people, pod = root / "admin.config", root / "pod.json"
-    people.write_text(lab.kubeconfig(cluster.api.url, cluster.admin_token))
-    curl = f"curl -sH 'Authorization: Bearer {cluster.admin_token}' {cluster.api.url}/api/v1"
+    people, pod = root / "kubectl.config", root / "pod.json"
+    people.write_text(lab.kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
     pod.write_text(json.dumps(stage.plain("mine").pod(), indent=2))
     called = sys.argv[0]
     program = called if Path(called).name == "hami-agent" else f"{sys.executable} -m agent"
@@ -119,8 +119,8 @@ def invitation(cluster: lab.SandboxCluster) -> str:
           {program} explain demo/too-big
           {program} status --node sandbox
           {program} cordon 0 --node sandbox
-          {curl}/namespaces/demo/pods --data-binary @{pod}
-          {curl}/nodes/sandbox
+          kubectl create --validate=false -f {pod}
+          kubectl get node sandbox -o yaml
         """)
 
 

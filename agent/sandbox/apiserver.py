@@ -1,28 +1,30 @@
 """The API server model: real HTTP on loopback over an `ObjectStore`.
 
-It serves the paths, patch types, preconditions, errors and watches that the agent uses, and nothing
-else. Faults are switched on from outside: `throttle`, `forget_history`, `end_watches`, and `stop`
-with a later `start`.
+It serves the paths, patch types, preconditions, errors and watches that the agent and kubectl use,
+and nothing else. Faults are switched on from outside: `throttle`, `forget_history`, `end_watches`,
+and `stop` with a later `start`.
 
 Codes and reasons are those of kube-apiserver 1.36.3; tests/peers sends both the same requests. The
 model differs in these points:
 
 - It has no schemas and no admission. It stores objects as given, without defaults, generation and
   managed fields, and lets a node write more than NodeRestriction does.
-- It has only nodes, pods, events, ResourceQuotas, namespaces and SelfSubjectAccessReview. It has no
-  discovery, so kubectl cannot use it. It refuses PUT, deletecollection and server-side apply.
-- It always answers with whole objects, as JSON, whatever form or version a client asks for.
+- It has only nodes, pods, events, ResourceQuotas, namespaces and SelfSubjectAccessReview. PUT,
+  deletecollection and server-side apply are refused.
+- It answers with JSON, in the one version it has: no tables and no protobuf.
 - A method that a path does not have is 404, a patch of an unknown kind 400.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.
 - A Status has no details, and the text is the model's own. Health pages need no token.
+- A path may begin with `/as/<token>`, which counts as the token: kubectl sends none over plain
+  HTTP, and this model has no certificate.
 """
 
 import asyncio
 import contextlib
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +33,7 @@ from aiohttp import web
 from agent.sandbox import apiserver_requests as requests
 from agent.sandbox.apiserver_requests import Rights, Target, authorize
 from agent.sandbox.store import (
+    CLUSTER_SCOPED,
     KINDS,
     ForbiddenError,
     GoneError,
@@ -43,14 +46,36 @@ from agent.sandbox.store import (
 )
 
 CLOSE_DEADLINE: Final = 1.0
+PREFIX: Final = "/as/"
+PARTIAL: Final = "PartialObjectMetadata"
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-VERSION: Final = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
 DEFAULT_TIMEOUT: Final = 3000.0
 BOOKMARK_INTERVAL: Final = 60.0
 BEFORE_THE_END: Final = 2.0
 """Seconds before the timeout of a watch at which it gets its last bookmark."""
 WRITES: Final = frozenset({"create", "patch", "update", "delete"})
 _HOST: Final = "127.0.0.1"
+_VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
+DISCOVERY: Final[Mapping[str, Json]] = {
+    "/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.3"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/api/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "v1",
+        "resources": [
+            {
+                "name": name,
+                "singularName": kind.lower(),
+                "namespaced": name not in CLUSTER_SCOPED,
+                "kind": kind,
+                "verbs": list(_VERBS),
+            }
+            for name, kind in KINDS.items()
+        ],
+    },
+}
+"""What a client asks before it asks for an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +182,10 @@ class ApiServerModel:
         self.end_watches()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.raw_path.startswith(PREFIX):
+            token, _, rest = request.raw_path.removeprefix(PREFIX).partition("/")
+            headers = {**request.headers, "Authorization": f"Bearer {token}"}
+            request = request.clone(rel_url=f"/{rest}", headers=headers)
         if request.path in ("/readyz", "/livez", "/healthz"):
             return web.Response(text="ok")
         user, target, headers = "", Target(request.method.lower(), request.path), {}
@@ -169,16 +198,19 @@ class ApiServerModel:
             if request.path == REVIEWS:
                 target = Target("create", "selfsubjectaccessreviews")
                 code, answer = 201, self._review(user, await request.content.read())
-            elif request.path == "/version":
-                code, answer = 200, VERSION
+            elif request.path in DISCOVERY:
+                code, answer = 200, DISCOVERY[request.path]
             else:
                 target = requests.parse_target(request.method, request.path, request.query)
                 authorize(user, target, self._find(target), self.rights)
                 requests.require_served(target)
+                is_partial = PARTIAL in request.headers.get("Accept", "")
                 if target.verb == "watch":
-                    return await self._watch(request, user, target)
+                    return await self._watch(request, user, target, is_partial=is_partial)
                 body = await request.content.read()
                 code, answer = self._act(target, request.content_type, body)
+                if is_partial and "items" not in answer:
+                    answer = _partial(answer)
         except StatusError as refusal:
             code, answer = refusal.code, refusal.status()
         self._note(user, target, code)
@@ -210,9 +242,9 @@ class ApiServerModel:
         return review | {"status": {"allowed": is_allowed}}
 
     async def _watch(
-        self, request: web.BaseRequest, user: str, target: Target
+        self, request: web.BaseRequest, user: str, target: Target, *, is_partial: bool
     ) -> web.StreamResponse:
-        watch = WatchStream(target, self.store)
+        watch = WatchStream(target, self.store, is_partial=is_partial)
         self._note(user, target, 200)
         self._watches.add(watch)
         try:
@@ -244,8 +276,9 @@ class WatchStream:
     Raises BadRequestError: an unknown field, a version or time that is not a number.
     """
 
-    def __init__(self, target: Target, store: ObjectStore) -> None:
+    def __init__(self, target: Target, store: ObjectStore, *, is_partial: bool) -> None:
         self._resource = target.resource
+        self._is_partial = is_partial
         self._bookmarks = requests.is_set(target.options, "allowWatchBookmarks")
         seconds = requests.number(target.options, "timeoutSeconds") or DEFAULT_TIMEOUT
         self._deadline = asyncio.timeout(seconds)
@@ -306,15 +339,22 @@ class WatchStream:
             except TimeoutError:
                 await self._mark(response, subscription)
             else:
-                await _write(response, change.type, change.object)
+                await self._tell(response, change.type, change.object)
 
     async def _mark(self, response: web.StreamResponse, subscription: Subscription) -> None:
         if self._bookmarks:
             metadata = {"resourceVersion": str(subscription.cursor)}
             mark = {"kind": KINDS[self._resource], "apiVersion": "v1", "metadata": metadata}
-            await _write(response, "BOOKMARK", mark)
+            await self._tell(response, "BOOKMARK", mark)
+
+    async def _tell(self, response: web.StreamResponse, what: str, told: Json) -> None:
+        await _write(response, what, _partial(told) if self._is_partial else told)
 
 
 async def _write(response: web.StreamResponse, what: str, told: Json) -> None:
     frame = json.dumps({"type": what, "object": told}, separators=(",", ":"))
     await response.write(frame.encode() + b"\n")
+
+
+def _partial(answer: Json) -> Json:
+    return {"kind": PARTIAL, "apiVersion": "meta.k8s.io/v1", "metadata": answer["metadata"]}

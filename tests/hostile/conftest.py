@@ -8,13 +8,13 @@ import pytest
 import pytest_asyncio
 
 from tests.hostile.lab.node import open_node
-from tests.hostile.lab.siege import Siege
+from tests.hostile.lab.siege import AttackTable, Siege
 from tests.marking import on_real_time
 from tests.peers.lab.cluster import kept
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "hostile.md"
-TRIED: Final = pytest.StashKey[list[str]]()
+TRIED: Final = pytest.StashKey[AttackTable]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,18 +26,18 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """What was tried is shown and written at the end."""
-    if lines := config.stash.get(TRIED, []):
-        text = "\n".join([*lines, ""])
+    table = config.stash.get(TRIED, AttackTable())
+    if table.lines:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(text)
+        TABLE.write_text(table.text())
         terminalreporter.section(f"tried, and in {TABLE}")
-        terminalreporter.write(text)
+        terminalreporter.write(table.text())
 
 
 @pytest.fixture(scope="session")
-def lines(pytestconfig: pytest.Config) -> list[str]:
+def table(pytestconfig: pytest.Config) -> AttackTable:
     """Where an attack is noted."""
-    return pytestconfig.stash.setdefault(TRIED, [])
+    return pytestconfig.stash.setdefault(TRIED, AttackTable())
 
 
 @pytest.fixture(scope="session")
@@ -47,8 +47,8 @@ def many(pytestconfig: pytest.Config) -> int:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def siege(lines: list[str]) -> AsyncIterator[Siege]:
+async def siege(table: AttackTable) -> AsyncIterator[Siege]:
     """The node that all attack."""
     async with kept(open_node()) as node:
-        lines.append(f"On {node.kind}; 20 pods in a row before each attack and in it.")
-        yield Siege(node, lines)
+        table.lines.append(f"On {node.kind}; 20 pods in a row before each attack and in it.")
+        yield Siege(node, table)

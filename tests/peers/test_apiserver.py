@@ -35,6 +35,7 @@ ALREADY_EXISTS = (409, "AlreadyExists")
 CONFLICT = (409, "Conflict")
 INVALID = (422, "Invalid")
 
+PARTIAL = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 NO_UID = "00000000-0000-4000-8000-000000000000"
 ALL_PODS = "/api/v1/pods"
 OTHER_PATH, POD, OTHER = f"{NODES}/{OTHER_NODE}", f"{PODS}/{OWN_POD}", f"{PODS}/{OTHER_POD}"
@@ -194,6 +195,26 @@ async def test_a_list_in_chunks_is_the_whole_list(server: Server) -> None:
         items += last["items"]
 
     assert whole["items"] == items
+
+
+async def test_metadata_alone_is_given_to_who_asks(server: Server) -> None:
+    patched = await server.admin.have("PATCH", NODE_PATH, marks(meta="1"), accept=PARTIAL)
+    one = await server.admin.have("GET", NODE_PATH, accept=PARTIAL)
+    whole = await server.admin.get(NODE_PATH)
+
+    assert patched == one
+    assert {"kind", "apiVersion", "metadata"} == one.keys()
+    assert ("PartialObjectMetadata", "meta.k8s.io/v1") == (one["kind"], one["apiVersion"])
+    for member in ("name", "uid", "resourceVersion", "annotations"):
+        assert whole["metadata"][member] == one["metadata"][member]
+
+    async with server.node.watch(
+        NODES, accept=PARTIAL, fieldSelector=f"metadata.name={NODE}"
+    ) as events:
+        (first,) = await events.take(1)
+        again = await server.node.have("PATCH", NODE_PATH, marks(meta="2"), accept=PARTIAL)
+        assert [{"type": "MODIFIED", "object": again}] == await events.take(1)
+    assert one.keys() == first["object"].keys()
 
 
 # Patches: three kinds, all or nothing; of a pod and of its status, one after the other.

@@ -93,7 +93,7 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, temporary:
     ) as sandbox:
         assert sandbox.stdout is not None
         told = [sandbox.stdout.readline()]
-        while not told[-1].endswith("/api/v1/nodes/sandbox\n"):
+        while not told[-1].startswith("  kubectl get node sandbox "):
             told.append(sandbox.stdout.readline())
         (killing,) = [place for place, line in enumerate(told) if line.startswith("  kill -9 ")]
         agent = int(told[killing].split()[-1])
