@@ -71,6 +71,29 @@ async def test_until_a_row_is_on_disk_there_is_no_answer_and_its_pod_counts(is_b
     check_refusal(answering.result(), RefusalReason.OVERLAP, wrong=wrong, todo=todo)
 
 
+async def test_a_replay_that_was_overtaken_is_refused_when_no_other_call_is_under_way():
+    """Before, the kubelet would ask for it again beside that one."""
+    ended = []
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        await desk.service.allocate(ids(4))
+        await asyncio.sleep(1)
+        desk.disk.gate.clear()
+
+        async def call(number):
+            ended.append((number, type(await outcome(desk, number)).__name__))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call(4))
+            await asyncio.sleep(0.01)
+            desk.bind(placed(2))
+            group.create_task(call(5))
+            await asyncio.sleep(0.01)
+            desk.disk.gate.set()
+
+    assert [(5, "ContainerEdits"), (4, "Refusal")] == ended
+
+
 SHARE = f"{G1},NVIDIA,1,1:;"
 
 
@@ -313,6 +336,16 @@ async def test_an_api_server_that_hangs_is_waited_for_as_long_as_it_may_still_te
         await refused(desk, RefusalReason.PODS_UNKNOWN)
 
         assert held == pytest.approx(elapsed() - began)
+
+
+@pytest.mark.parametrize(("synced", "asked"), [(False, 2), (True, 1)])
+async def test_the_first_list_of_all_may_have_begun_before_the_call(synced, asked):
+    async with a_desk() as desk:
+        desk.pods.set(PodTable(synced=synced))
+
+        await refused(desk, RefusalReason.NO_POD_ADMITTED)
+
+        assert asked == desk.refreshes
 
 
 async def test_an_api_server_that_hangs_holds_the_kubelet_for_few_pods_that_nobody_knows():

@@ -10,7 +10,7 @@ from agent.model import SliceId
 from tests import builders
 from tests.builders import a_container, a_gpu, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
-from tests.services.allocating import G1, G2, a_desk, ids, placed
+from tests.services.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
 
 OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
 
@@ -27,6 +27,19 @@ async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_wa
 
         assert ids(0, gpu=1) == await asked
         assert 0 == desk.refreshes
+
+
+async def test_nor_is_any_pod_waited_for_while_dead_containers_may_be_asking():
+    """Meanwhile a whole other request could pass, and granting the earlier one ends the kubelet."""
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        await desk.service.allocate(ids(0))
+        desk.epoch = NEXT_EPOCH
+        began = asyncio.get_running_loop().time()
+
+        await desk.service.prefer(OFFERED, (), 2)
+
+        assert began == asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize("trouble", ["stray", "nobody", "failing", "too many"])

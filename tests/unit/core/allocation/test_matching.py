@@ -122,6 +122,8 @@ HALF = changed(
     knowing(a_scene(PAIR, rows=(FIRST,), lock=PAIR), holding(PAIR, a=f"{G1}-0")), records_read=True
 )
 EARLIER = changed(HALF, ledger=Ledger((replace(FIRST, epoch=OLD_KUBELET),)))
+OF_B = replace(FIRST, key=ContainerKey(PAIR.uid, "b"))
+TWICE = changed(HALF, ledger=Ledger((FIRST, OF_B)), recorded=frozenset({FIRST.key}))
 UNBOOKED = changed(knowing(HALF, holding(PAIR)), recorded=frozenset({FIRST.key}))
 
 # An old kubelet.
@@ -242,6 +244,7 @@ CLAIMS: dict[str, list[tuple[Evidence, str]]] = {
         (WITHOUT_GET, "WITNESS_SILENT"),
         (changed(WITHOUT_GET, claimed=frozenset({OTHER.uid})), "train-1 main"),
         (changed(WITHOUT_GET, now=WITHOUT_GET.now + 11 * SECOND), "train-1 main"),
+        (changed(WITHOUT_GET, now=WITHOUT_GET.now - SECOND), "train-1 main"),  # a clock set back
     ],
     "a lock that just went proves the right until another pod was answered under it": [
         *((one, "train-1 main") for one in (WENT, TAKEN)),
@@ -258,6 +261,7 @@ CLAIMS: dict[str, list[tuple[Evidence, str]]] = {
         (HALF, "train-1 b"),
         (EARLIER, "PODS"),
         (UNBOOKED, "POD train-1"),  # the kubelet has no ids for what was answered
+        (TWICE, "POD train-1"),  # it was itself answered before
     ],
     "a kubelet that asked for the successor is past the deleted one": [
         (past(NOW_KUBELET), "NO_POD_ADMITTED"),
