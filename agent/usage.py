@@ -279,9 +279,12 @@ def _opened(containers: int | None, name: str, access: int) -> Iterator[tuple[in
         try:
             directory = open_in(open_files, name, containers)
             # It is looked at without opening it: opening a device could act on it.
-            place = open_in(open_files, _region_name(directory), directory, PLACE)
-            status = os.fstat(place)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            region = _region_name(directory)
+            place = open_in(open_files, region, directory, PLACE)
+            # By its name: a file of another container that is linked here has two at that moment.
+            status = os.stat(region, dir_fd=directory, follow_symlinks=False)
+            is_it = os.path.samestat(status, os.fstat(place)) and stat.S_ISREG(status.st_mode)
+            if not is_it or status.st_nlink > 1:
                 raise NoRegion("it is not a regular file with one name")
 
             # This path names the inode that was checked, whatever has its name now.

@@ -91,7 +91,8 @@ ADVICE: Final[Mapping[str, str]] = {
     "P-SETTINGS": "correct it; `hami-agent config check --node NAME` prints what that node gets",
     "P-HAMI": "mount the ConfigMaps of HAMi's release",
     "P-DRIVER": "see nvidia-smi and NVRM in the kernel's log; then reload the driver or reboot",
-    "P-GPU": "see `hami-agent status --by pod`, and once it is repaired: `hami-agent recheck GPU`",
+    "P-GPU": "`hami-agent status` names the action and, with `--by pod`, the pods on it; "
+    "after a repair: `hami-agent recheck GPU`",
     "P-CDI": "run the command of the line on the host, or correct allocation.cdiSpecDirs",
     "P-KUBELET": "start the kubelet, mount its directory, or set paths.kubeletSocket to its socket",
     "P-WITNESS": "check that the kubelet runs and that paths.podResourcesSocket names its socket",
@@ -656,7 +657,7 @@ async def _agent(seen: NodeSeen) -> AsyncIterator[Finding]:
     # One line for all GPUs of which the same is said.
     alike: defaultdict[tuple[bool, bool, str], list[str]] = defaultdict(list)
     for gpu in (gpu for gpu in status.gpus if gpu_grade(gpu)):
-        said = f"is {gpu.health}: {gpu.text or gpu.cause}"
+        said = f"is {gpu.health.replace('watch', 'on watch')}: {gpu.text or gpu.cause}"
         alike[gpu.condition in SEVERE, gpu.serving, said].append(gpu.name)
 
     for (is_severe, serving, said), names in alike.items():

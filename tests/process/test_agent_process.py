@@ -103,11 +103,13 @@ async def test_on_a_state_disk_that_takes_nothing_rows_are_kept_and_slices_come_
         cluster.places.state.chmod(0o500)  # no capability helps the agent's root
         await cluster.kill_agent()
         pid = (await cluster.start_agent()).pid
-        cluster.submit(Workload("later", "", (Wish("main", 1, 512),)).pod())
         assert await cluster.until(lambda: bool(cluster.log.of("slices.withheld", pid)), PATIENCE)
         assert row.key in {one.key for one in ledger_on_disk(cluster).rows}
+        assert await offers(cluster, 0)
         cluster.places.state.chmod(0o750)
 
+        assert await offers(cluster, 10)
+        cluster.submit(Workload("later", "", (Wish("main", 1, 512),)).pod())
         assert await cluster.until(lambda: is_running(cluster, "later"), PATIENCE)
         assert 2 == len(ledger_on_disk(cluster).rows)
 

@@ -67,7 +67,9 @@ class DeviceTable:
         """The table after a list, which replaces everything before it."""
         return cls(
             nodes={
-                one.id: tuple(node.id for node in one.topology.nodes) if one.topology else None
+                one.id: None
+                if one.topology is None
+                else tuple(node.id for node in one.topology.nodes)
                 for one in entries
             },
             healthy=frozenset(entry.id for entry in entries if entry.health == HEALTHY),
