@@ -283,8 +283,8 @@ def _opened(containers: int | None, name: str, access: int) -> Iterator[tuple[in
             place = open_in(open_files, region, directory, PLACE)
             # By its name: a file of another container that is linked here has two at that moment.
             status = os.stat(region, dir_fd=directory, follow_symlinks=False)
-            is_it = os.path.samestat(status, os.fstat(place)) and stat.S_ISREG(status.st_mode)
-            if not is_it or status.st_nlink > 1:
+            is_one_name = os.path.samestat(status, os.fstat(place)) and status.st_nlink == 1
+            if not is_one_name or not stat.S_ISREG(status.st_mode):
                 raise NoRegion("it is not a regular file with one name")
 
             # This path names the inode that was checked, whatever has its name now.

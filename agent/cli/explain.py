@@ -96,7 +96,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         )
 
     at, settings = clock.now(), SchedulerSettings(scheduler_name=args.scheduler_name)
-    with working(f"trying changes on {len(found.nodes)} Nodes"):
+    with working(f"trying changes; Nodes: {len(found.nodes)}"):
         explanation = explain_pod(found, at, settings)
 
     lines = explanation_lines(explanation, found.taken, source, at)

@@ -127,9 +127,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
         yield shorten(GAP.join(cells).rstrip(), width)
 
     if rest := [one.title for place, one in enumerate(columns) if place not in kept]:
-        yield shorten(
-            f"no room for {', '.join(rest)}: `status` with `-o wide` has all columns", width
-        )
+        yield shorten(f"no room for {', '.join(rest)}: see `status -o wide`", width)
 
 
 def shorten(text: str, width: int) -> str:

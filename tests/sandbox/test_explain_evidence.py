@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.kube.reader import Taint
+from agent.sandbox.explain.story import agent_events
 from tests.fakes.explain_rig import a_gpu
 from tests.sandbox.explained import (
     CORES,
@@ -178,12 +179,20 @@ def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
     metadata = {"annotations": {"hami.io/vgpu-devices-allocated": held}}
     running = told(a_pod({"phase": "Running"}, "n1", metadata=metadata), *events).gate("running")
 
-    assert "noted" == running.verdict.value
+    assert ("noted", "") == (running.verdict.value, running.reason)
     assert [
         "the agent, 3 s ago: MemoryLimitReached: container c3 uses 99 %",
         "the agent, 7 s ago: GpuDegradedForPod: GPU 0: XID 94 [H-094]",
         "its node reports all of its GPUs as healthy now",
     ] == [*running.facts[1:]]
+
+
+def test_a_node_that_offers_slices_again_does_not_offer_none():
+    events = [
+        event("NothingOffered", "so no slice is on offer", 30, AGENT, "n1"),
+        event("SlicesOffered", "The node's slices are on offer.", 9, AGENT, "n1"),
+    ]
+    assert ["SlicesOffered"] == [one.reason for one in agent_events(events)]
 
 
 WELL = "GpuRecovered"

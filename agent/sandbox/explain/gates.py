@@ -353,7 +353,7 @@ def running_gate(world: World) -> Gate:
         return Gate(RUNNING, GateVerdict.PASSED, said, facts=held)
     well = "its node reports all of its GPUs as healthy now"
     facts = (*held, *words, *([well] if world.node in world.nodes else ()))
-    return Gate(RUNNING, GateVerdict.NOTED, said, "E-START", facts=facts)
+    return Gate(RUNNING, GateVerdict.NOTED, said, facts=facts)
 
 
 def _statuses(world: World) -> Iterator[Mapping[str, Any]]:

@@ -260,7 +260,9 @@ def agent_events(events: Iterable[PodEventView], about: str = "") -> list[PodEve
     found: dict[tuple[str, str], PodEventView] = {}
     for event in own:
         gpus = _GPUS.match(event.message)
-        found.setdefault((event.about, gpus[0] if gpus else event.reason), event)
+        # What offers slices again ends what offered none.
+        reason = "NothingOffered" if event.reason == "SlicesOffered" else event.reason
+        found.setdefault((event.about, gpus[0] if gpus else reason), event)
     return sorted(found.values(), key=lambda event: event.kind != "Warning")
 
 
