@@ -315,6 +315,7 @@ def _confirm(row: Row, seen: ReconcileFacts) -> Row:
     if pod is None or pod.terminal or holding is None:
         return row
     ids = holding.ids_of(row.key.container, row.resource)
+    # PodResources does not list ordinary init containers; the checkpoint does.
     if row.role is Role.INIT:
         ids = frozenset(row.slice_ids if row.key in (seen.recorded or {}) else ())
     # The kubelet is admitting it, or started it without an Allocate, or lost its checkpoint.
@@ -330,6 +331,7 @@ def _unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, fl
     A kubelet that has just started knows no pod, and deleted pods may still run: rows are not idle
     under a new kubelet before it was asked, and GRACE is longer than SETTLING.
     """
+    # A view that misses pods would close the rows of pods that run.
     if not seen.table.synced or seen.table.stale:
         return
     for row in rows:
@@ -355,6 +357,7 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
         holding = None if _may_hold_for_another(pod, ledger, seen) else seen.by_pod.get(pod.key)
         for container in pod.gpu_containers:
             key = ContainerKey(pod.uid, container.name)
+            # What was answered stays: an annotation may be another one by now.
             if ledger.find(key) is not None:
                 continue
             ids = holding.ids_of(container.name, container.resource) if holding else Held()

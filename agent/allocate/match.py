@@ -358,14 +358,14 @@ def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: 
     """Whether the kubelet has a record of the container, as far as is known.
 
     It loses records if it is killed before it writes its checkpoint, or if the checkpoint is lost.
-    PodResources answers by name and does not list ordinary init containers. The checkpoint has UIDs
-    and all containers.
     """
     holding, recorded = evidence.known.get(pod.key), evidence.recorded
     if holding and holding.ids_of(container.name, container.resource):
         return True
+    # The checkpoint has UIDs and all containers; PodResources has names alone.
     if recorded is not None:
         return ContainerKey(pod.uid, container.name) in recorded
+    # PodResources does not list ordinary init containers.
     if container.role is Role.INIT or not evidence.witnessed:
         return row is not None and row.epoch == evidence.kubelet.epoch
     # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
@@ -461,15 +461,15 @@ def admitted(found: tuple[Candidate, ...], evidence: Evidence) -> tuple[Candidat
 def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
     """Whether the kubelet knows the name, and its answer can be about this pod.
 
-    The answer must name all app containers of the pod and no container of another. If the pod is
-    new, the answer must have no ids for a later container, because the kubelet sends Allocate in
-    the order of the spec.
+    If the pod is new, the answer must have no ids for a later container, because the kubelet sends
+    Allocate in the order of the spec.
     """
     pod, holding = candidate.pod, evidence.known.get(candidate.pod.key)
     if holding is None:
         return False
     named = holding.containers.keys()
     apps = {each.name for each in pod.containers if each.role is Role.APP}
+    # It names all app containers of its pod and no other: this one is of another pod of that name.
     if not apps <= named <= {each.name for each in pod.containers}:
         return False
     resource = evidence.settings.resource

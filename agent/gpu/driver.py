@@ -86,11 +86,13 @@ class EventStream:
             if self._waiting:
                 return self._waiting.popleft()
 
+            # After all events: an XID can be the reason of what fails next.
             if self.failure is not None:
                 raise self.failure
 
             turns = self._turns
             has_news = await await_event(self._news, until_tick(STALL) + STALL)
+            # A wait of the thread's has its own limit, so the thread counts turns without events.
             if not has_news and turns == self._turns:
                 self.fail(DriverError("the driver does not return from a wait for events"))
 
@@ -128,6 +130,7 @@ class EventStream:
                 mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
                 if mask:  # an empty mask is an invalid argument
                     library.nvmlDeviceRegisterEvents(handle, mask, self.event_set)
+                # Without it only probes see a fault, and no probe sees an XID.
                 if not mask & pynvml.nvmlEventTypeXidCriticalError:
                     refused = "it does not report XIDs"
             except library.NVMLError as error:
@@ -209,10 +212,11 @@ class EventStream:
             self._tell(self._news.set)
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
-        """Call back on the loop; a closed loop ends the stream."""
+        """Call back on the loop."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
+            # The loop is closed, so nobody waits for the stream.
             self.failure = self.failure or DriverError(CLOSED)
 
 
