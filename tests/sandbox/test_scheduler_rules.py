@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from typing_extensions import override
 
 from agent.cluster import BIND_TIME
 from agent.hami.annotations import decode_node_lock
@@ -14,7 +15,7 @@ from agent.sandbox.scheduler.model import SchedulerSettings, read_steering
 from agent.sandbox.scheduler.registry import Quotas, Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
-from agent.sandbox.store import Json, ObjectStore
+from agent.sandbox.store import Json, ObjectStore, TooManyRequestsError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
 from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu
@@ -297,6 +298,24 @@ async def test_a_bind_makes_six_requests_and_a_repeated_one_gives_the_lock_away(
         await cluster.bind()
     assert LOCK not in cluster.marks("nodes", "n1")
     assert "allocating" == cluster.marks("pods", "p")["hami.io/bind-phase"]
+
+
+class Refusing(Interrupted):
+    """Refuses the read in the first try to write the lock (pkg/util/nodelock, SetNodeLock)."""
+
+    @override
+    async def before(self, call: str) -> None:
+        if [call, self.calls.count(call)] == ["get nodes", 3]:
+            raise TooManyRequestsError("later")
+
+
+async def test_a_refused_read_of_the_lock_is_a_try_as_a_refused_write_is() -> None:
+    cluster = Refusing()
+
+    await cluster.bind()
+
+    expected = [*["get nodes"] * 4, "patch nodes", "patch pods", "bind pods"]
+    assert expected == cluster.calls
 
 
 TAKEN = "2026-08-21T06:20:39Z,default,other"

@@ -173,11 +173,10 @@ class _Tries:
                 paste = f"{kind}: {best}"
                 if kind == MEMORY and any(map(_is_whole, model.all_containers(self._pod))):
                     paste += f"   # and no {CORES}: 100, the default of a whole GPU"
-                size, place = (
-                    (3, 1000 - 1000 * best // most),
-                    self._fits(pod=self._capped(kind, best)),
+                place = self._fits(pod=self._capped(kind, best))
+                yield _Trial(
+                    (3, 1000 - 1000 * best // most), f"ask for at most {said}", paste, place
                 )
-                yield _Trial(size, f"ask for at most {said}", paste, place)
 
     def _of_holders(self) -> Iterator[_Trial]:
         """A few of the pods with GPUs, those that are being deleted first, then the smallest."""

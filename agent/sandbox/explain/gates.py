@@ -339,11 +339,9 @@ def running_gate(world: World) -> Gate:
     if world.phase != "Running":
         return Gate(RUNNING, GateVerdict.NOT_REACHED, "not reached", facts=held)
     if sick := tuple(_sick(world)):
-        said, node = (
-            "it runs on a GPU that its node does not report as healthy",
-            cap(world.node, 128),
-        )
-        advice = f"`hami-agent status --node {node}` says what the GPU has and what to do"
+        said = "it runs on a GPU that its node does not report as healthy"
+        verb = f"`hami-agent status --node {cap(world.node, 128)}`"
+        advice = f"{verb} says what the GPU has and what to do"
         facts = (*held, *sick, *words)
         return Gate(RUNNING, GateVerdict.NOTED, said, "CardNotHealth", advice, facts)
     if deleting:

@@ -358,14 +358,21 @@ class HamiVerbs:
             log.warning("scheduler.lock_not_released", node=node, err=str(failure))
 
     async def _change_lock(self, node: str, change: Callable[[str | None], str | None]) -> None:
-        """Write the changed text of the lock. A refused write is tried five times in all."""
+        """Write the changed text of the lock. A refused write is tried five times in all.
+
+        Each try reads the lock again, and a refused read counts as a try.
+        """
         async with self._turns[node]:
             held, _ = await self._read_lock(node)
-            for pause in (*_PAUSES, None) if change(held) != held else ():
-                held, version = await self._read_lock(node)
-                metadata = {"annotations": {annotations.MUTEX_LOCK: change(held)}} | version
+            if change(held) == held:
+                return
+            for pause in (*_PAUSES, None):
                 try:
-                    await self.request("patch", "nodes", "", node, body={"metadata": metadata})
+                    held, version = await self._read_lock(node)
+                    if (text := change(held)) != held:
+                        metadata = {"annotations": {annotations.MUTEX_LOCK: text}} | version
+                        body = {"metadata": metadata}
+                        await self.request("patch", "nodes", "", node, body=body)
                 except StatusError:
                     if pause is None:
                         raise
