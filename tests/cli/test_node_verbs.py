@@ -238,9 +238,9 @@ def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
 
 
 @pytest.mark.parametrize("mode", ["hami", "none", "an outage"])
-async def test_containers_that_a_killed_agent_held_back_are_released(mode, tmp_path):
+async def test_containers_that_a_killed_agent_held_back_are_released(mode, tmp_path, monkeypatch):
     async with model_world(tmp_path) as world:
-        story = NodeStory(world, tmp_path, pytest.MonkeyPatch())
+        story = NodeStory(world, tmp_path, monkeypatch)
         story.node(NODE)
         held, free = with_region(tmp_path / "hook"), with_region(tmp_path / "hook", OTHER)
         poke(held, V1_2.tail + 8, "<i", -1)  # recent_kernel
