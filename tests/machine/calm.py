@@ -432,8 +432,7 @@ class CalmSite(MachineSite):
         """Others ask PodResources, too, for ever; with a pace of 0 they never do."""
         while True:
             await asyncio.sleep(self.pace.crowd or 1e6)
-            if self.kubelet.life is not None:
-                self.kubelet.life.crowd(self.chance.choice((3, 10)))
+            self.kubelet.crowd(self.chance.choice((3, 10)))
 
     def drop_unbound(self) -> None:
         """Who found no place so far is not wanted any more."""

@@ -11,13 +11,12 @@ from grpclib.exceptions import GRPCError
 
 from agent.model import SliceList
 from agent.ports import Clock
-from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, KubeletBooks
+from agent.sandbox.kubelet.allocation import HEALTHY, DeviceManager
 from agent.sandbox.kubelet.checkpoint import Checkpoint
-from agent.sandbox.kubelet.endpoint import HEALTHY, DeviceError, PluginEndpoint, go_text
-from agent.sandbox.kubelet.model import KubeletModel, Life, PodWorkers, Timings
-from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, KubeletLog, KubeletNode, PodSpec
-from agent.sandbox.kubelet.services import PodResourcesLister
-from agent.wire.v1beta1 import ContainerAllocateResponse, Device, DevicePluginOptions
+from agent.sandbox.kubelet.endpoint import DeviceError, PluginEndpoint, go_text
+from agent.sandbox.kubelet.model import KubeletModel, Life, Timings
+from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, PodSpec
+from agent.wire.v1beta1 import ContainerAllocateResponse, Device
 
 RESOURCE = "nvidia.com/gpu"
 NOWHERE = Path("/nowhere")
@@ -37,8 +36,8 @@ class Drive:
         self.refused_elsewhere = 0
 
 
-class MemoryAllocator(DeviceAllocator):
-    """Beside the agent there is another device plugin."""
+class MemoryDevices(DeviceManager):
+    """Its checkpoint is a value, and beside the agent there is another device plugin."""
 
     drive: Drive
 
@@ -48,55 +47,18 @@ class MemoryAllocator(DeviceAllocator):
             raise DeviceError(REFUSED_ELSEWHERE)
         await super().allocate(pod, container)
 
-
-class MemoryBooks(KubeletBooks):
-    """Books whose checkpoint is a value."""
-
-    def __init__(self, drive: Drive, chance: random.Random, seen: KubeletLog) -> None:
-        super().__init__(NOWHERE, chance, seen)
-        self._drive = drive
-
     def _read(self) -> Checkpoint:
-        return self._drive.checkpoint or Checkpoint()
+        return self.drive.checkpoint or Checkpoint()
 
     def _write(self, content: Checkpoint) -> None:
-        self._drive.checkpoint = content
+        self.drive.checkpoint = content
 
 
 class MemoryLife(Life):
     """A process that serves nobody by a socket; `Life` decides everything else."""
 
-    def __init__(
-        self,
-        node: KubeletNode,
-        drive: Drive,
-        chance: random.Random,
-        seen: KubeletLog,
-        timings: Timings,
-    ) -> None:
-        super().__init__(node, NOWHERE, NOWHERE, chance, seen, timings)
-        self.books = MemoryBooks(drive, chance, seen)
-        self.allocator = MemoryAllocator(self.books, chance, seen, node.running(), self._active)
-        self.allocator.drive = drive
-        self._admitter = Admitter(node, self.books, self.allocator, seen)
-        self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
-        self._servers = {}
-        self.lister = PodResourcesLister(self.books, self.allocator, self._admitter.active, chance)
-
-    @property
-    def active(self) -> frozenset[str]:
-        """UIDs of the pods that are admitted or being admitted."""
-        return self._active()
-
-    def crowd(self, calls: int) -> None:
-        """Other clients of PodResources use up its rate limit."""
-        with contextlib.suppress(GRPCError):
-            for _ in range(calls):
-                self.lister._admit()
-
-    async def _start(self) -> None:
-        await asyncio.sleep(self._timings.socket)
-        self.books.load()
+    async def _serve(self) -> None:
+        pass
 
 
 class MemoryKubelet(KubeletModel):
@@ -108,11 +70,15 @@ class MemoryKubelet(KubeletModel):
         self.lives = 0
         self.history.listen(self._count)
 
-    @property
-    def life(self) -> MemoryLife | None:
-        """The process that serves now."""
-        life = self._life
-        return life if isinstance(life, MemoryLife) and life.is_serving else None
+    async def until_allocatable(self, resource: str, count: int) -> None:
+        """Wait until exactly so many ids are allocatable."""
+        await self.history.until(lambda: self.allocatable(resource) == count)
+
+    def crowd(self, calls: int) -> None:
+        """Other clients of PodResources use up its rate limit."""
+        with contextlib.suppress(GRPCError):
+            for _ in range(calls if self.life is not None else 0):
+                self.life.lister._admit()
 
     def _count(self, event: KubeletEvent) -> None:
         self.lives += event.kind == "started"
@@ -121,7 +87,9 @@ class MemoryKubelet(KubeletModel):
         self.drive.checkpoint = None
 
     def _new_life(self) -> MemoryLife:
-        return MemoryLife(self.node, self.drive, self.random, self.history, self.timings)
+        devices = MemoryDevices(NOWHERE, self.random, self.history, self.node.running())
+        devices.drive = self.drive
+        return MemoryLife(self, devices)
 
 
 class MachinePlugin(Protocol):
@@ -147,13 +115,12 @@ class StoryLine(PluginEndpoint):
         begins: Callable[[], Callable[[], None]],
         hear: Callable[[ContainerAllocateResponse], bool],
     ) -> None:
-        options = DevicePluginOptions(get_preferred_allocation_available=True)
-        super().__init__(RESOURCE, None, options)
+        super().__init__(RESOURCE, prefers=True)
         self._plugin = plugin
         self._begins = begins
         self._hear = hear
 
-    async def allocate(self, ids: Iterable[str]) -> list[ContainerAllocateResponse]:
+    async def allocate(self, ids: Iterable[str]) -> ContainerAllocateResponse:
         self._require_plugin()
         is_answered = self._begins()
         try:
@@ -163,7 +130,7 @@ class StoryLine(PluginEndpoint):
         is_answered()
         if not self._hear(answer):
             await asyncio.Event().wait()
-        return [answer]
+        return answer
 
     async def prefer(
         self, available: Iterable[str], must_include: Iterable[str], size: int

@@ -23,6 +23,7 @@ from agent.kit.timing import Lag
 from agent.ledger import ContainerKey, KubeletEpoch
 from agent.model import Inventory, SliceId
 from agent.ports import Clock
+from agent.sandbox.kubelet.model import Life
 from agent.sandbox.kubelet.podloop import container_id
 from agent.wire.v1 import (
     ContainerResources,
@@ -37,7 +38,7 @@ from tests.builders import NODE, NOON
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.api import ApiFaults, Store
-from tests.machine.kubelet import NOWHERE, MemoryKubelet, MemoryLife
+from tests.machine.kubelet import NOWHERE, MemoryKubelet
 
 # An event loop without sockets, pipes or waits: when nothing is ready, its clock jumps.
 
@@ -268,7 +269,7 @@ class MachineBooks:
                 boxes = [ContainerResources(one["name"]) for one in pod["spec"]["containers"]]
                 yield PodResources(pod["metadata"]["name"], pod["metadata"]["namespace"], boxes)
 
-    async def _life(self) -> MemoryLife:
+    async def _life(self) -> Life:
         """The kubelet that answers this call."""
         await self._step()
         await asyncio.sleep(self._host.chance.uniform(*_CALL))

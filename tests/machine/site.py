@@ -156,8 +156,8 @@ class MachineSite:
             agent.is_dead = agent.step.is_over = True
             self._agent_task.cancel()
             life = self.kubelet.life
-            if life is not None and RESOURCE in life.books.endpoints:
-                life.books.disconnected(RESOURCE, "error reading from server: EOF")
+            if life is not None and RESOURCE in life.devices.endpoints:
+                life.devices.disconnected(RESOURCE)
             if not self._is_over:
                 self.spawn(self._start_again())
 
@@ -183,7 +183,7 @@ class MachineSite:
         serving = self.kubelet.life
         if serving is None or serving is not life or agent is not self.agent:
             return
-        serving.books.connected(RESOURCE, StoryLine(agent, self.audit.begins, self._answered))
+        serving.devices.connected(StoryLine(agent, self.audit.begins, self._answered))
         agent.streams.set(1)
         now, epoch = self.clock.now(), self.host.epoch.value
         is_prompt = epoch is not None and (now - epoch.since).total_seconds() < REGISTERS_LATE[0]
@@ -192,15 +192,14 @@ class MachineSite:
             if agent is not self.agent or serving is not self.kubelet.life:
                 return
             if listed.generation:
-                serving.books.listed(RESOURCE, devices_of(listed))
+                serving.devices.listed(RESOURCE, devices_of(listed))
 
     def _answered(self, response: ContainerAllocateResponse) -> bool:
         self.audit.answered(response)
         if self._dies_after_answer:
             self._dies_after_answer = False
-            if self.kubelet.life is not None:
-                self.kubelet.life.exit()
-                return False
+            self.spawn(self.stop_kubelet(TIMINGS.after_panic))
+            return False
         return True
 
     def _hear(self, event: KubeletEvent) -> None:
@@ -209,11 +208,21 @@ class MachineSite:
             self.host.epoch.set(KubeletEpoch(self.kubelet.lives, made))
             if self.agent is not None:
                 self.agent.streams.set(0)
-                self.spawn(self._register(self.agent, self.kubelet._life))
+                self.spawn(self._register(self.agent, self.kubelet.life))
 
     def pods(self) -> list[Json]:
         """All pods of the API server that are no mirrors, oldest name first."""
         return self.store.select("pods")
+
+    async def stop_kubelet(self, seconds: float) -> None:
+        """The kubelet is gone for a while."""
+        async with self._kubelet_turn:
+            await self.kubelet.kill()
+        self.spawn(self._start_kubelet_after(seconds))
+
+    async def _start_kubelet_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.start_kubelet()
 
     async def start_kubelet(self) -> None:
         """The kubelet is there again."""

@@ -132,16 +132,6 @@ class MachineWorld(MachineSite):
         await asyncio.sleep(seconds)
         await self.end_containers(place, 1)
 
-    async def stop_kubelet(self, seconds: float) -> None:
-        """The kubelet is gone for a while."""
-        async with self._kubelet_turn:
-            await self.kubelet.kill()
-        self.spawn(self._start_kubelet_after(seconds))
-
-    async def _start_kubelet_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        await self.start_kubelet()
-
     async def reboot(self, *, lose: bool) -> None:
         """Power loss: of agent, kubelet and containers; all start again."""
         self._away = 0.2
@@ -149,7 +139,7 @@ class MachineWorld(MachineSite):
         self._boots += 1
         self.disk.crash()
         async with self._kubelet_turn:
-            await self.kubelet.reboot(lose_checkpoint=lose)
+            await self.kubelet.restart(lose_checkpoint=lose, reboot=True)
 
     def running(self) -> list[tuple[str, str]]:
         """The containers that run now."""
@@ -166,7 +156,7 @@ class MachineWorld(MachineSite):
     def crowd(self, calls: int) -> None:
         """Others ask PodResources as fast as they can."""
         if self.kubelet.life is not None:
-            self.kubelet.life.crowd(calls)
+            self.kubelet.crowd(calls)
             self.refusals.crowded_at = asyncio.get_running_loop().time()
 
     def set_gpu(self, place: int, condition: Condition) -> None:

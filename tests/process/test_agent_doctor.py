@@ -14,7 +14,7 @@ import pytest
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import WRITES
-from agent.sandbox.kubelet.podloop import NodeReporter
+from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.scheduler.verbs import encode_node_lock
 from tests.process.agent_process import PATIENCE, comes, copied_settings, options, run, started
@@ -79,7 +79,7 @@ async def test_nothing_is_wrong_where_all_is_well_and_each_fault_is_found_and_no
 
         # Fewer slices than registered, a lock that stays, a node that the scheduler dropped.
         # The next report of the kubelet would undo it, and the scheduler take notice.
-        monkeypatch.setattr(NodeReporter, "_report", lambda *_: None)
+        monkeypatch.setattr(KubeletPodLoop, "_write_node", lambda *_: None)
         (task,) = [one for one in node.tasks._tasks if "SchedulerModel.run" in str(one.get_coro())]
         task.cancel()
         await asyncio.wait([task])

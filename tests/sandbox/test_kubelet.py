@@ -153,7 +153,7 @@ async def test_a_reboot_with_a_lost_checkpoint_allocates_in_order_of_creation(tm
         for uid, second in {"late": 42, "early": 40}.items():
             await node.model.admit(a_stored_pod(node, uid, f"2026-08-21T06:20:{second}Z"))
 
-        await node.model.reboot(lose_checkpoint=True)
+        await node.model.restart(lose_checkpoint=True, reboot=True)
         await node.come_back(plugin)
 
         assert ["late", "early", "early", "late"] == [
@@ -164,7 +164,7 @@ async def test_a_reboot_with_a_lost_checkpoint_allocates_in_order_of_creation(tm
 async def test_a_plugin_that_is_back_within_09_seconds_saves_every_pod(tmp_path):
     async with a_node(tmp_path) as (node, plugin):
         await node.runs("p")
-        await node.model.reboot()
+        await node.model.restart(reboot=True)
         await asyncio.sleep(0.85)
         await plugin.serve()
         await plugin.register()

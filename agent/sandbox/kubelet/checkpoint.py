@@ -4,7 +4,6 @@ The checksum is FNV-1a (32 bit) over the text that Go's spew library prints for 
 `Data` (kubelet 1.20 and later, checkpoint version 2).
 """
 
-import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,10 @@ class CheckpointError(Exception):
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True):
-    """The ids of one container and resource. `response` is the serialized answer."""
+    """The ids of one container and resource, and the plugin's serialized answer for them.
+
+    `numa` maps NUMA nodes (-1: none) to ids.
+    """
 
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
@@ -31,17 +33,22 @@ class CheckpointEntry(msgspec.Struct, frozen=True):
     numa: Mapping[int, Sequence[str]] = msgspec.field(name="DeviceIDs")
     response: bytes = msgspec.field(name="AllocResp")
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all NUMA nodes."""
+        return frozenset(device_id for members in self.numa.values() for device_id in members)
+
 
 class Checkpoint(msgspec.Struct, frozen=True):
     """The content: entries, and the healthy ids of each registered resource."""
 
     entries: Sequence[CheckpointEntry] = ()
-    registered: Mapping[str, Sequence[str]] | None = None
+    registered: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
 
 
 class _CheckpointData(msgspec.Struct, rename="pascal"):
-    pod_device_entries: list[CheckpointEntry] | None
-    registered_devices: dict[str, list[str]] | None
+    pod_device_entries: Sequence[CheckpointEntry] | None
+    registered_devices: Mapping[str, Sequence[str]]
 
 
 class _CheckpointFile(msgspec.Struct, rename="pascal"):
@@ -59,35 +66,28 @@ def checksum(content: Checkpoint) -> int:
 
 def _spew(content: Checkpoint) -> str:
     entries = _list(_spew_entry(e) for e in content.entries) if content.entries else "<nil>"
-    table = content.registered
-    registered = "<nil>" if table is None else _spew_map({n: table[n] for n in _by_bytes(table)})
     return (
         "(checkpoint.checkpointData){"
         f"PodDeviceEntries:([]checkpoint.PodDevicesEntry){entries} "
-        f"RegisteredDevices:(map[string][]string){registered}}}"
+        f"RegisteredDevices:(map[string][]string){_spew_map(content.registered)}}}"
     )
 
 
 def _spew_entry(entry: CheckpointEntry) -> str:
-    nodes = _spew_map({node: entry.numa[node] for node in sorted(entry.numa)})
     return (
         f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container} "
         f"ResourceName:(string){entry.resource} "
-        f"DeviceIDs:(checkpoint.DevicesPerNUMA){nodes} "
+        f"DeviceIDs:(checkpoint.DevicesPerNUMA){_spew_map(entry.numa)} "
         f"AllocResp:([]uint8){_list(map(str, entry.response))}}}"
     )
 
 
 def _spew_map(lists: Mapping[Any, Iterable[str]]) -> str:
-    return "map" + _list(f"{key}:{_list(values)}" for key, values in lists.items())
+    return "map" + _list(f"{key}:{_list(lists[key])}" for key in sorted(lists))
 
 
 def _list(parts: Iterable[str]) -> str:
     return f"[{' '.join(parts)}]"
-
-
-def _by_bytes(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=str.encode)
 
 
 def encode(content: Checkpoint) -> bytes:
@@ -96,8 +96,7 @@ def encode(content: Checkpoint) -> bytes:
         msgspec.structs.replace(entry, numa={n: entry.numa[n] for n in sorted(entry.numa, key=str)})
         for entry in content.entries
     ]
-    table = content.registered
-    registered = None if table is None else {name: [*table[name]] for name in _by_bytes(table)}
+    registered = {name: content.registered[name] for name in sorted(content.registered)}
     file = _CheckpointFile(_CheckpointData(entries or None, registered), checksum(content))
     return msgspec.json.encode(file).decode().translate(_HTML).encode()
 
@@ -115,21 +114,14 @@ def decode(raw: bytes) -> Checkpoint:
 
 
 def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None:
-    """Replace the file atomically. Raises OSError: the old file is still there.
+    """Replace the file atomically. Raises OSError.
 
     The temporary name is a dot and digits, as in the kubelet: watchers of the directory see it.
     """
     temporary = directory / f".{chance.randrange(10**8, 10**10)}"
-    try:
-        temporary.touch(mode=0o600, exist_ok=False)
-        with temporary.open("wb") as file:
-            file.write(encode(content))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(directory / FILE_NAME)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    temporary.touch(mode=0o600, exist_ok=False)
+    temporary.write_bytes(encode(content))
+    temporary.replace(directory / FILE_NAME)
 
 
 def load(directory: Path) -> Checkpoint:

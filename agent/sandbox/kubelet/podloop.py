@@ -13,7 +13,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from agent.sandbox.kubelet.allocation import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, NodePod
 from agent.sandbox.store import (
@@ -27,8 +26,10 @@ from agent.sandbox.store import (
 
 RUN_SECONDS: Final = "sandbox/run-seconds"
 """The annotation of a pod that ends by itself after so many seconds."""
-_OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
-_CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
+_OWNED: Final = frozenset(
+    {"reason", "message", "conditions", "containerStatuses", "initContainerStatuses"}
+)
+_CHANGES: Final = frozenset({"listed", "disconnected"})
 _STATUS_DELAY: Final = (0.016, 0.047)
 _STOP_SECONDS: Final = 1.0
 _RETOLD: Final = frozenset(
@@ -38,18 +39,16 @@ Stamp = Callable[[float], str]
 """The text of a moment of the loop's clock."""
 
 
-def running_status(pod: NodePod, now: str, stamp: Stamp) -> Json:
+def running_status(pod: NodePod, stamp: Stamp) -> Json:
     """The status of an admitted pod."""
-    containers = pod.spec.containers
-    apps = [c for c in containers if c.kind == "app"]
+    apps = pod.spec.apps
     is_ready = all(c.name in pod.running for c in apps)
     status: Json = {
         "phase": "Running" if any(pod.starts.get(c.name) for c in apps) else "Pending",
-        "startTime": now,
         "conditions": _conditions(pod, is_ready=is_ready),
         "containerStatuses": [_container(pod, c, stamp) for c in apps],
     }
-    if inits := [_container(pod, c, stamp) for c in containers if c.kind != "app"]:
+    if inits := [_container(pod, c, stamp) for c in pod.spec.containers if c.kind != "app"]:
         status["initContainerStatuses"] = inits
     return status
 
@@ -58,33 +57,21 @@ def ended_status(pod: NodePod, now: str) -> Json:
     """The status of a pod whose containers have all ended with exit code 0."""
     state = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now}}
     ended = {"ready": False, "started": False, "state": state}
-    apps = [c.name for c in pod.spec.containers if c.kind == "app"]
     return {
         "phase": "Succeeded",
         "conditions": _conditions(pod, is_ready=False),
-        "containerStatuses": [_identity(pod, name) | ended for name in apps],
+        "containerStatuses": [_identity(pod, c.name) | ended for c in pod.spec.apps],
     }
 
 
-def rejected_status(reason: str, message: str, now: str) -> Json:
-    """The status of a pod that the kubelet rejected."""
-    return {"phase": "Failed", "reason": reason, "message": message, "startTime": now}
-
-
-def merged(old: Json, new: Json) -> Json:
-    """`new` merged into `old`: fields of other writers and transition times stay.
+def merged(old: Json, new: Json, now: str) -> Json:
+    """`new` merged into `old`, of which fields of other writers stay, and the first `startTime`.
 
     The kubelet tells PodScheduled of each pod that it has admitted, whoever bound it; of a rejected
     pod it removes the condition.
     """
     kept = {key: value for key, value in old.items() if key not in _OWNED}
-    whole = kept | new
-    whole |= {"startTime": old["startTime"]} if "startTime" in old else {}
-    held = {(c["type"], c["status"]): c for c in old.get("conditions") or ()}
-    whole["conditions"] = [
-        held.get((told["type"], told["status"]), told) for told in new.get("conditions") or ()
-    ]
-    return whole
+    return {"startTime": now} | kept | new
 
 
 def container_id(pod: NodePod, name: str) -> str:
@@ -101,9 +88,7 @@ def _container(pod: NodePod, container: ContainerSpec, stamp: Stamp) -> Json:
         waiting = {"reason": "CreateContainerConfigError", "message": pod.waiting[name]}
         return status | {"state": {"waiting": waiting}}
     if name not in pod.starts:
-        early = container.kind == "app" and not pod.is_initialised
-        reason = "PodInitializing" if early else "ContainerCreating"
-        return status | {"state": {"waiting": {"reason": reason}}}
+        return status | {"state": {"waiting": {"reason": "ContainerCreating"}}}
     began = {"startedAt": stamp(pod.began[name])}
     if is_up:
         return status | {"state": {"running": began}}
@@ -124,72 +109,6 @@ def _conditions(pod: NodePod, *, is_ready: bool) -> list[Json]:
     return [{"type": kind, "status": str(holds)} for kind, holds in found]
 
 
-@dataclass(eq=False)
-class NodeReporter:
-    """Writes the Node's status every `period` seconds while the kubelet is up; `eager`: at once.
-
-    As with the real kubelet, a removed resource stays in the Node as 0.
-    """
-
-    _model: KubeletModel
-    _store: ObjectStore
-    _name: str
-    _period: float
-    _eager: bool
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def run(self) -> None:
-        """Register the Node at each start of the kubelet, then report for ever."""
-        self._model.history.listen(self._hear)
-        if self._model.is_up:
-            self._register()
-        while True:
-            self._wake.clear()
-            if self._model.is_up:
-                self._report(self._model.tick())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._period):
-                    await self._wake.wait()
-
-    def _hear(self, event: KubeletEvent) -> None:
-        if event.kind == "started":
-            self._register()
-        if event.kind == "started" or (self._eager and event.kind in _CHANGES):
-            self._wake.set()
-
-    def _register(self) -> None:
-        status = {"conditions": [{"type": "Ready", "status": "True"}]}
-        metadata = {"name": self._name, "labels": {"kubernetes.io/hostname": self._name}}
-        with suppress(AlreadyExistsError):
-            self._store.create("nodes", {"metadata": metadata, "spec": {}, "status": status})
-
-    def _report(self, resources: NodeResources) -> None:
-        gone = dict.fromkeys(resources.removed, 0)
-        counted, offered = _texts(gone | dict(resources.capacity)), _texts(resources.allocatable)
-
-        def change(node: Json) -> Json:
-            status = node.setdefault("status", {})
-            capacity = status["capacity"] = {**(status.get("capacity") or {}), **counted}
-            # If an earlier kubelet knew a resource and this one does not, all of it is allocatable.
-            whole = {name: text for name, text in capacity.items() if "/" in name}
-            status["allocatable"] = {**(status.get("allocatable") or {}), **whole, **offered}
-            return node
-
-        try:
-            node = self._store.update("nodes", "", self._name, change)
-        except NotFoundError:
-            return  # a deleted Node comes back with the kubelet's next start
-        self._model.node.labels = dict(node["metadata"].get("labels") or {})
-        allocatable = node["status"]["allocatable"]
-        self._model.node.published = {
-            name: int(text) for name, text in allocatable.items() if "/" in name
-        }
-
-
-def _texts(counts: Mapping[str, int]) -> dict[str, str]:
-    return {name: str(count) for name, count in counts.items()}
-
-
 @dataclass(slots=True)
 class _Hosted:
     """A pod that was seen bound to the node. `leaving` is set when it is deleted in any way.
@@ -200,7 +119,6 @@ class _Hosted:
     pod: Json
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     is_gone: bool = False
-    is_over: bool = False
     told_at: float | None = None
 
     @property
@@ -231,6 +149,7 @@ class KubeletPodLoop:
     _hosted: dict[str, _Hosted] = field(default_factory=dict)
     _dirty: dict[str, None] = field(default_factory=dict)
     _has_dirty: asyncio.Event = field(default_factory=asyncio.Event)
+    _node_is_due: asyncio.Event = field(default_factory=asyncio.Event)
     _started: float = -math.inf
 
     async def run(self) -> None:
@@ -238,16 +157,16 @@ class KubeletPodLoop:
 
         Raises ExceptionGroup: a pod of the store is malformed, or the model is broken.
         """
-        for event in self._model.history.of("started"):
-            self._started = event.elapsed
         self._model.history.listen(self._hear)
-        period, eager = self.status_period, self.eager
-        reporter = NodeReporter(self._model, self._store, self._node_name, period, eager)
+        if self._model.life is not None:
+            self._begin()
         async with asyncio.TaskGroup() as group:
-            group.create_task(reporter.run())
+            group.create_task(self._report_node())
             group.create_task(self._report_pods())
             while True:
                 await self._follow(group)
+
+    # The pods of the node.
 
     async def _follow(self, group: asyncio.TaskGroup) -> None:
         """Follow the pods of the node until the history no longer has our position."""
@@ -268,17 +187,17 @@ class KubeletPodLoop:
                     self._see(group, change.object)
 
     def _see(self, group: asyncio.TaskGroup, pod: Json) -> None:
-        uid, is_new = pod["metadata"]["uid"], pod["metadata"]["uid"] not in self._hosted
-        if is_new:
+        metadata = pod["metadata"]
+        hosted = self._hosted.get(metadata["uid"])
+        if hosted is None:
             if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 return
-            if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
+            if metadata.get("deletionGracePeriodSeconds") == 0:
                 return  # the write before its removal; the pod is no longer known, or never was
-            self._hosted[uid] = _Hosted(pod)
-            group.create_task(self._host(self._hosted[uid]))
-        hosted = self._hosted[uid]
+            hosted = self._hosted[metadata["uid"]] = _Hosted(pod)
+            group.create_task(self._host(hosted))
         hosted.pod = pod
-        if pod["metadata"].get("deletionTimestamp"):
+        if metadata.get("deletionTimestamp"):
             self._leave(hosted)
 
     def _lose(self, group: asyncio.TaskGroup, uid: str) -> None:
@@ -301,23 +220,22 @@ class KubeletPodLoop:
             await self._succeed(hosted)
         await hosted.leaving.wait()
         seconds = 0.0
-        if admission.admitted and not hosted.is_gone and not hosted.is_over:
+        if admission.admitted and not hosted.is_gone:
             grace = hosted.pod["metadata"].get("deletionGracePeriodSeconds") or 0
             seconds = min(grace, _STOP_SECONDS)
         # Without a kubelet nobody ends the containers, and nobody tells.
-        await self._model.history.until(lambda: hosted.is_gone or self._model.is_up)
+        await self._model.history.until(lambda: hosted.is_gone or self._model.life is not None)
         await self._model.pod_gone(hosted.uid, stop_seconds=seconds)
         self._hosted.pop(hosted.uid, None)
-        if not hosted.is_gone:
-            # It may have been deleted with grace 0 meanwhile.
-            with suppress(NotFoundError, ConflictError):
-                self._store.delete("pods", *hosted.key, grace=0, uid=hosted.uid)
+        # It may have been deleted with grace 0 meanwhile.
+        with suppress(NotFoundError, ConflictError):
+            self._store.delete("pods", *hosted.key, grace=0, uid=hosted.uid)
 
     async def _is_asked_for_again(self, hosted: _Hosted) -> bool:
         """Wait for the rejected pod's deletion, or (True) for a kubelet that was not told of it."""
 
         def is_new() -> bool:
-            pod = self._model.pod(hosted.uid)
+            pod = self._pod(hosted)
             return pod is not None and pod.admission is None
 
         await self._model.history.until(lambda: hosted.leaving.is_set() or is_new())
@@ -330,45 +248,62 @@ class KubeletPodLoop:
             return False
 
         def is_up() -> bool:
-            pod = self._model.pod(hosted.uid)
-            apps = [c.name for c in pod.spec.containers if c.kind == "app"] if pod else []
-            return pod is not None and pod.running.issuperset(apps)
+            pod = self._pod(hosted)
+            return pod is not None and pod.running.issuperset(c.name for c in pod.spec.apps)
 
         await self._model.history.until(lambda: hosted.leaving.is_set() or is_up())
         try:
             async with asyncio.timeout(float(seconds)):
                 await hosted.leaving.wait()
         except TimeoutError:
-            pod = self._model.pod(hosted.uid)
+            pod = self._pod(hosted)
             return pod is not None and not pod.is_rejected
         return False
 
     async def _succeed(self, hosted: _Hosted) -> None:
-        pod = self._model.pod(hosted.uid)
-        hosted.is_over = True
+        pod = self._pod(hosted)
         if pod is not None:
             await self._model.pod_gone(hosted.uid)
             await asyncio.sleep(self._model.random.uniform(*_STATUS_DELAY))
             self._write(hosted, ended_status(pod, self._stamp()))
 
+    def _pod(self, hosted: _Hosted) -> NodePod | None:
+        return self._model.node.pods.get(hosted.uid)
+
+    # What the API server is told.
+
     def _hear(self, event: KubeletEvent) -> None:
-        timings, loop = self._model.timings, asyncio.get_running_loop()
         if event.kind == "started":
-            self._started = event.elapsed
-            loop.call_at(self._started + timings.full_report, self._has_dirty.set)
-            for uid, hosted in self._hosted.items():
-                if hosted.told_at is not None and (pod := self._model.pod(uid)) is not None:
-                    pod.admission = None
-                hosted.told_at = None
+            self._begin()
+        elif event.kind in _CHANGES:
+            if self.eager:
+                self._node_is_due.set()
         elif event.kind in _RETOLD:
             self._mark({event.pod})
             if event.kind == "rejected" and event.pod in self._hosted:
+                timings = self._model.timings
                 is_early = event.elapsed < self._started + timings.housekeeping
                 told = self._started + timings.full_report if is_early else event.elapsed
                 self._hosted[event.pod].told_at = told
-                loop.call_at(told, self._mark, {event.pod})
-        elif event.kind == "listed":
+                asyncio.get_running_loop().call_at(told, self._mark, {event.pod})
+        if event.kind == "listed":
             self._mark({uid for uid, _ in self._model.held(event.resource)})
+
+    def _begin(self) -> None:
+        """A kubelet starts. It registers the Node, and asks again for rejected pods untold."""
+        loop = asyncio.get_running_loop()
+        self._started = loop.time()
+        loop.call_at(self._started + self._model.timings.full_report, self._has_dirty.set)
+        for hosted in self._hosted.values():
+            if hosted.told_at is not None and (pod := self._pod(hosted)) is not None:
+                pod.admission = None
+            hosted.told_at = None
+        status = {"conditions": [{"type": "Ready", "status": "True"}]}
+        labels = {"kubernetes.io/hostname": self._node_name}
+        node = {"metadata": {"name": self._node_name, "labels": labels}, "spec": {}}
+        with suppress(AlreadyExistsError):
+            self._store.create("nodes", node | {"status": status})
+        self._node_is_due.set()
 
     def _mark(self, uids: set[str]) -> None:
         self._dirty.update(dict.fromkeys(sorted(uids)))
@@ -379,30 +314,31 @@ class KubeletPodLoop:
             await self._has_dirty.wait()
             self._has_dirty.clear()
             await asyncio.sleep(self._model.random.uniform(*_STATUS_DELAY))
-            if not self._model.is_up:
+            if self._model.life is None:
                 continue  # a dead process tells nobody; the next one tells what it finds
             dirty, self._dirty = self._dirty, {}
             for uid in dirty:
-                self._report(uid)
+                if (hosted := self._hosted.get(uid)) is not None:
+                    self._report_pod(hosted)
 
-    def _report(self, uid: str) -> None:
-        hosted, pod = self._hosted.get(uid), self._model.pod(uid)
-        if hosted is None or pod is None or pod.admission is None or hosted.is_over:
+    def _report_pod(self, hosted: _Hosted) -> None:
+        pod = self._pod(hosted)
+        if pod is None or pod.admission is None:
             return
         verdict = pod.admission
         if verdict.admitted:
-            status = running_status(pod, self._stamp(), self._stamp_of)
+            status = running_status(pod, self._stamp_of)
         elif asyncio.get_running_loop().time() < (hosted.told_at or -math.inf):
             # Not Failed yet: a new kubelet takes each pod for one whose containers may still run.
-            status = {"startTime": self._stamp()}
+            status = {}
         else:
             hosted.told_at = None
-            status = rejected_status(verdict.reason, verdict.message, self._stamp())
+            status = {"phase": "Failed", "reason": verdict.reason, "message": verdict.message}
         self._write(hosted, status)
 
     def _write(self, hosted: _Hosted, status: Json) -> None:
         def change(pod: Json) -> Json:
-            pod["status"] = merged(pod.get("status") or {}, status)
+            pod["status"] = merged(pod.get("status") or {}, status, self._stamp())
             return pod
 
         # The pod may be gone, or another pod may have its name.
@@ -415,3 +351,34 @@ class KubeletPodLoop:
 
     def _stamp(self) -> str:
         return self._stamp_of(asyncio.get_running_loop().time())
+
+    async def _report_node(self) -> None:
+        while True:
+            self._node_is_due.clear()
+            if self._model.life is not None:
+                self._write_node(self._model.life.devices.tick())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.status_period):
+                    await self._node_is_due.wait()
+
+    def _write_node(self, counts: Mapping[str, tuple[int, int]]) -> None:
+        """Write the Node's status. As with the real kubelet, a removed resource stays as 0."""
+        counted = {name: str(capacity) for name, (capacity, _) in counts.items()}
+        offered = {name: str(allocatable) for name, (_, allocatable) in counts.items()}
+
+        def change(node: Json) -> Json:
+            status = node.setdefault("status", {})
+            capacity = status["capacity"] = {**(status.get("capacity") or {}), **counted}
+            # If an earlier kubelet knew a resource and this one does not, all of it is allocatable.
+            whole = {name: text for name, text in capacity.items() if "/" in name}
+            status["allocatable"] = {**(status.get("allocatable") or {}), **whole, **offered}
+            return node
+
+        try:
+            node = self._store.update("nodes", "", self._node_name, change)
+        except NotFoundError:
+            return  # a deleted Node comes back with the kubelet's next start
+        self._model.node.labels = dict(node["metadata"].get("labels") or {})
+        self._model.node.published = {
+            name: int(text) for name, text in node["status"]["allocatable"].items() if "/" in name
+        }

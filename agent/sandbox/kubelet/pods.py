@@ -42,6 +42,11 @@ class PodSpec:
         """Namespace and name, by which PodResources identifies a pod."""
         return self.namespace, self.name
 
+    @property
+    def apps(self) -> list[ContainerSpec]:
+        """The app containers."""
+        return [container for container in self.containers if container.kind == "app"]
+
     def request(self, resource: str) -> int:
         """The amount that the scheduler counts: max(peak of the init phase, sum of the others)."""
         staying, peak = 0, 0
@@ -55,10 +60,9 @@ class PodSpec:
 
 
 def read_pod(pod: Json) -> PodSpec:
-    """Read a Pod object as the API server stores it.
+    """Read a Pod object as the API server stores it. Raises KeyError: it is not one.
 
-    Raises KeyError: no metadata.uid, name or containers; ValueError: a limit of an extended
-    resource is no whole number.
+    A limit that is no whole number is ignored; the real API server refuses the pod.
     """
     metadata, spec = pod["metadata"], pod["spec"]
     first = [_read_container(c, is_init=True) for c in spec.get("initContainers") or ()]
@@ -78,11 +82,9 @@ def _read_container(container: Json, *, is_init: bool) -> ContainerSpec:
     if is_init:
         kind = "sidecar" if container.get("restartPolicy") == "Always" else "init"
     limits = (container.get("resources") or {}).get("limits") or {}
-    found = {name: decode_whole(str(text)) for name, text in limits.items() if "/" in name}
-    extended = {name: count for name, count in found.items() if count is not None}
-    if extended.keys() != found.keys():
-        raise ValueError(f"a limit of {limits} is no whole number")
-    return ContainerSpec(container["name"], kind, extended)
+    counts = {name: decode_whole(str(text)) for name, text in limits.items() if "/" in name}
+    whole = {name: count for name, count in counts.items() if count is not None}
+    return ContainerSpec(container["name"], kind, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,6 @@ class NodePod:
             self.end(name)
         self.waiting.clear()
 
-    def settle(self, admission: KubeletAdmission) -> None:
-        """Set the verdict. A rejection kills the running containers of the pod."""
-        self.admission = admission
-        if not admission.admitted:
-            self.stop()
-
 
 @dataclass(slots=True)
 class KubeletNode:
@@ -149,13 +145,6 @@ class KubeletNode:
     pods: dict[str, NodePod] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
-
-    def remove(self, uid: str) -> bool:
-        """Remove a pod that has ended; whether it was there."""
-        pod = self.pods.pop(uid, None)
-        if pod is not None and pod.admission is None:
-            pod.settle(KubeletAdmission(admitted=False, message="it ended before its admission"))
-        return pod is not None
 
     def in_order(self, chance: random.Random) -> list[str]:
         """UIDs in order of admission: by creation in whole seconds, at random within one."""
@@ -176,15 +165,14 @@ class KubeletNode:
 # A bounded log of the kubelet model's events, with waiting for new ones.
 
 SeenKind = str
-"""Of the process: started, exited, panicked, checkpoint_lost, checkpoint_unwritten. Of a plugin:
-registered, register_refused, listed, disconnected, removed. Of a call to it: preferring, preferred,
-allocating, allocated, allocate_refused. Of a pod: admitting, admitted, rejected, leaving, ended,
-container_started, container_died, container_waiting, init_ended."""
+"""Of the process: started, panicked, exited. Of a plugin: registered, listed, disconnected. Of a
+call to it: preferring, allocating, allocated, allocate_refused. Of a pod: admitted, rejected,
+leaving, ended, container_started, container_died, container_waiting, init_ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletEvent:
-    """One event. `elapsed`: loop time in seconds; `ids`: the request; `text`: the answer."""
+    """One event. `elapsed`: loop time in seconds; `ids`: the request; `text`: the refusal."""
 
     elapsed: float
     kind: SeenKind

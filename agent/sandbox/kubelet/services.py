@@ -8,7 +8,9 @@ disconnects the current client.
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,17 +22,15 @@ from grpclib.server import Server
 from typing_extensions import override
 
 from agent.kit.tasks import Allowance
-from agent.sandbox.kubelet.allocation import DeviceAllocator, KubeletBooks
+from agent.sandbox.kubelet.allocation import NO_NUMA, DeviceManager, healthy, numa_nodes
 from agent.sandbox.kubelet.endpoint import (
-    NO_NUMA,
     PLUGIN_FAULTS,
     DeviceError,
     PluginChannel,
     PluginEndpoint,
-    dial,
     go_text,
 )
-from agent.sandbox.kubelet.pods import KubeletLog, PodSpec
+from agent.sandbox.kubelet.pods import PodSpec
 from agent.wire.v1 import (
     AllocatableResourcesRequest,
     AllocatableResourcesResponse,
@@ -50,7 +50,6 @@ from agent.wire.v1beta1 import DevicePluginStub, Empty, RegisterRequest, Registr
 if TYPE_CHECKING:
     from grpclib._typing import IServable
 
-_DEATH_TIMEOUT: Final = 2.0
 _TURNS: Final = 3
 """Turns of the loop until a connection that was just accepted can be closed."""
 VERSION: Final = "v1beta1"
@@ -63,14 +62,12 @@ class SocketServer(Server):
 
     def __init__(self, services: "Collection[IServable]") -> None:
         super().__init__(services)
-        self._connections: list[H2Protocol] = []
-        self._has_served = False
+        self.connections: Final = weakref.WeakSet[H2Protocol]()
 
     @override
     def _protocol_factory(self) -> H2Protocol:
-        self._connections = [c for c in self._connections if not _is_closed(c)]
         connection = super()._protocol_factory()
-        self._connections.append(connection)
+        self.connections.add(connection)
         return connection
 
     async def serve(self, path: Path) -> None:
@@ -82,61 +79,53 @@ class SocketServer(Server):
         """
         path.unlink(missing_ok=True)  # noqa: ASYNC240 -- one system call on a run directory
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(str(path))
-            await self.start(sock=listener)
-            self._has_served = True
-        except BaseException:
-            listener.close()
-            raise
-
-    def open_connections(self) -> int:
-        """The number of open connections."""
-        return sum(not _is_closed(connection) for connection in self._connections)
+        listener.bind(str(path))
+        await self.start(sock=listener)
 
     async def die(self) -> None:
-        """Cut all connections and stop listening; the socket file stays.
-
-        If it never served, this does nothing.
-        """
-        if not self._has_served:
-            return
+        """Cut all connections and stop listening; the socket file stays."""
         self.close()
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        for connection in self._connections:
+        for connection in self.connections:
             if hasattr(connection, "processor"):
                 connection.processor.close("kubelet is gone")
-        async with asyncio.timeout(_DEATH_TIMEOUT):
-            await self.wait_closed()
-
-
-def _is_closed(connection: H2Protocol) -> bool:
-    return hasattr(connection, "connection") and connection.connection.is_closing()
+        await self.wait_closed()
 
 
 @dataclass(eq=False)
 class RegistrationServer(RegistrationBase):
     """Serves `Register`. Everything after it runs in tasks given to `spawn`.
 
-    `clients`: the client of each resource; it has no channel while it dials.
+    `clients`: the client of each resource.
     """
 
     _directory: Path
-    _books: KubeletBooks
-    _seen: KubeletLog
+    _devices: DeviceManager
     _spawn: Callable[[Coroutine[object, object, None]], object]
-    _clients: dict[str, PluginChannel | None] = field(default_factory=dict)
+    _clients: dict[str, PluginChannel] = field(default_factory=dict)
     _channels: set[PluginChannel] = field(default_factory=set)
 
     @override
     async def register(self, message: RegisterRequest) -> Empty:
-        resource = message.resource_name
+        if message.version != VERSION:
+            supported = f'not supported by kubelet. Supported version is ["{VERSION}"]'
+            text = f'requested API version "{message.version}" is {supported}'
+            raise GRPCError(Status.UNKNOWN, text)
+        resource, channel = message.resource_name, PluginChannel(self._directory / message.endpoint)
+        self._channels.add(channel)
+        self._clients[resource] = channel
         try:
-            await self._connect(resource, message)
-        except DeviceError as error:
-            self._seen.note("register_refused", resource=resource, text=str(error))
-            raise GRPCError(Status.UNKNOWN, str(error)) from error
+            options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
+        except PLUGIN_FAULTS as error:
+            # The failed client is dropped *by name*: an earlier client is forgotten, but its stream
+            # stays.
+            self._clients.pop(resource, None)
+            text = f"failed to get device plugin options: {go_text(error)}"
+            raise GRPCError(Status.UNKNOWN, text) from error
+        endpoint = PluginEndpoint(resource, channel, options.get_preferred_allocation_available)
+        self._devices.connected(endpoint)
+        self._spawn(self._follow(endpoint))
         return Empty()
 
     def close(self) -> None:
@@ -144,67 +133,42 @@ class RegistrationServer(RegistrationBase):
         for channel in self._channels:
             channel.close()
 
-    async def _connect(self, resource: str, message: RegisterRequest) -> None:
-        if message.version != VERSION:
-            supported = f'not supported by kubelet. Supported version is ["{VERSION}"]'
-            raise DeviceError(f'requested API version "{message.version}" is {supported}')
-        self._clients[resource] = None
-        try:
-            channel = await dial(self._directory / message.endpoint)
-            self._channels.add(channel)
-            if resource in self._clients:  # an earlier stream may have ended meanwhile
-                self._clients[resource] = channel
-            options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
-        except BaseException as error:
-            # The failed client is dropped *by name*: an earlier client is forgotten, but its stream
-            # stays.
-            self._clients.pop(resource, None)
-            if not isinstance(error, PLUGIN_FAULTS):
-                raise
-            text = f"failed to get device plugin options: {go_text(error)}"
-            raise DeviceError(text) from error
-        endpoint = PluginEndpoint(resource, channel, options)
-        self._books.connected(resource, endpoint)
-        self._spawn(self._run(resource, endpoint))
-
-    async def _run(self, resource: str, endpoint: PluginEndpoint) -> None:
-        text = "the plugin ended the stream"
-        try:
-            await endpoint.follow(lambda devices: self._books.listed(resource, devices))
-        except PLUGIN_FAULTS as error:
-            text = go_text(error)
-        except DeviceError as error:  # an older stream ended before this one started
-            text = str(error)
-        # The current client is disconnected, even if it is still dialling. If there is none, this
-        # stream's connection stays open, and its plugin still gets calls.
+    async def _follow(self, endpoint: PluginEndpoint) -> None:
+        """Read the plugin's lists until its stream ends in any way."""
+        resource = endpoint.resource
+        # DeviceError: an older stream ended before this one started.
+        with suppress(*PLUGIN_FAULTS, DeviceError):
+            async for response in endpoint.stub().list_and_watch():
+                self._devices.listed(resource, response.devices)
+        # The current client is disconnected, even if it is just asked for its options. If there is
+        # none, this stream's connection stays open, and its plugin still gets calls.
         if resource in self._clients:
-            if (channel := self._clients.pop(resource)) is not None:
-                channel.close()
-                self._channels.discard(channel)
-            self._books.disconnected(resource, text)
+            channel = self._clients.pop(resource)
+            channel.close()
+            self._channels.discard(channel)
+            self._devices.disconnected(resource)
 
 
 @dataclass(eq=False)
 class PodResourcesLister(PodResourcesListerBase):
-    """Answers from the records without waiting. `pods`: the active pods by UID."""
+    """Answers from the records of the active pods without waiting."""
 
-    _books: KubeletBooks
-    _allocator: DeviceAllocator
-    _pods: Mapping[str, PodSpec]
+    _devices: DeviceManager
     _chance: random.Random
     _limit: Allowance = field(default_factory=lambda: Allowance(_BURST, _REFILL))
 
     @override
     async def list(self, message: ListPodResourcesRequest) -> ListPodResourcesResponse:
         self._admit()
-        self._allocator.collect()
-        return ListPodResourcesResponse([self._describe(pod) for pod in self._pods.values()])
+        self._devices.collect()
+        pods = self._devices.active.values()
+        return ListPodResourcesResponse([self._describe(pod) for pod in pods])
 
     @override
     async def get(self, message: GetPodResourcesRequest) -> GetPodResourcesResponse:
         self._admit()
         wanted = (message.pod_namespace, message.pod_name)
-        found = [pod for pod in self._pods.values() if pod.full_name == wanted]
+        found = [pod for pod in self._devices.active.values() if pod.full_name == wanted]
         if not found:
             text = f"pod {message.pod_name} in namespace {message.pod_namespace} not found"
             raise GRPCError(Status.UNKNOWN, text)
@@ -215,12 +179,12 @@ class PodResourcesLister(PodResourcesListerBase):
         self, message: AllocatableResourcesRequest
     ) -> AllocatableResourcesResponse:
         self._admit()
-        entries: list[ContainerDevices] = []
-        for resource, table in self._books.tables.items():
-            for device_id in table.healthy:
-                nodes = table.nodes.get(device_id)
-                nodes = (NO_NUMA,) if nodes is None else nodes
-                entries += (_entry(resource, device_id, node) for node in nodes)
+        entries = [
+            _entry(resource, device_id, node)
+            for resource, table in self._devices.tables.items()
+            for device_id in healthy(table)
+            for node in numa_nodes(table[device_id])
+        ]
         return AllocatableResourcesResponse(entries)
 
     def _admit(self) -> None:
@@ -239,7 +203,7 @@ class PodResourcesLister(PodResourcesListerBase):
     def _held(self, uid: str, container: str) -> Sequence[ContainerDevices]:
         entries = [
             _entry(resource, device_id, node)
-            for resource, record in self._books.records.get((uid, container), {}).items()
+            for resource, record in self._devices.records.get((uid, container), {}).items()
             for node, ids in record.numa.items()
             for device_id in ids
         ]

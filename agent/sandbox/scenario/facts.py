@@ -110,7 +110,7 @@ def ledger_on_disk(cluster: SandboxCluster) -> Ledger:
 
 def starts(cluster: SandboxCluster, names: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
     """The number of starts of each container of these pods."""
-    pods = {name: cluster.kubelet.pod(pod_facts(cluster, name).uid) for name in names}
+    pods = {name: cluster.kubelet.node.pods.get(pod_facts(cluster, name).uid) for name in names}
     return {name: dict(pod.starts) if pod else {} for name, pod in pods.items()}
 
 

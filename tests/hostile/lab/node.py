@@ -259,13 +259,12 @@ class Node:
         """Its pod succeeds, and the directory is set aside. A new kubelet makes that soon: the
         agent then looks at once who is there no more; else it is a minute."""
         kubelet, store = self.cluster.kubelet, self.cluster.store
-        pod = kubelet.pod(tenant.uid)
-        assert pod is not None
+        pod = kubelet.node.pods[tenant.uid]
         await kubelet.pod_gone(tenant.uid)
-        status = ended_status(pod, kubelet.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        now = kubelet.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
         def succeeded(found: Json) -> Json:
-            found["status"] = merged(found["status"], status)
+            found["status"] = merged(found["status"], ended_status(pod, now), now)
             return found
 
         store.update("pods", NAMESPACE, tenant.name, succeeded, uid=tenant.uid)

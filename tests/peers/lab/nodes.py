@@ -66,7 +66,8 @@ class ProbePlugin(ScriptedPlugin):
         self.look: Callable[[], Awaitable[object]] | None = None
 
     def open_connections(self) -> int:
-        return 0 if self._server is None else self._server.open_connections()
+        found = self._server.connections if self._server is not None else ()
+        return sum(not one.connection.is_closing() for one in found)
 
     def hold(self) -> None:
         """Keep every Allocate waiting from now on."""
