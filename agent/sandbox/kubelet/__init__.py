@@ -9,14 +9,15 @@ tests/peers compares it with kubelet 1.36.3. Rules that only the real program sh
 - After a failed re-registration, the old connection stays and still carries Allocates. A Register
   in progress loses the ids when the old stream ends.
 - If a pod worker is refused, `waiting.message` has only the plugin's text.
-- A pod whose selector does not match is checked once more without what it holds itself. Ids of a
-  resource that the Node does not publish are compared with what is held.
+- Ids of a resource that the Node does not publish are compared with what is held.
 - After a lost checkpoint, the Node still offers what it offered before.
 - A deletion that began before an Allocate ends during it.
 - A rejection in the first seconds reaches the API server with the report after 10 s.
 
 Not modelled: PreStartContainer, checks of a resource's name, topology hints, registration by socket
-path (1.37). Not compared: lists just under 4 MiB, a reboot, and the panic of overlapping calls. One
+path (1.37), redials of a plugin that does not listen, ids listed twice, malformed answers, a
+checkpoint that cannot be written, and the second look at the Node if a pod's selector does not
+match. Not compared: lists just under 4 MiB, a reboot, and the panic of overlapping calls. One
 difference is known: if a restarted kubelet rejects a pod whose containers exit with 0, the real pod
 ends as Succeeded, here as Failed.
 """

@@ -228,7 +228,7 @@ class Life:
 
     async def _end(self, uid: str, stop_seconds: float) -> None:
         async with self._turn:
-            pass
+            pass  # the loop has heard of it; without a stop, no other event comes in between
         if stop_seconds:
             await asyncio.sleep(stop_seconds)
         self.devices.active.pop(uid, None)

@@ -95,9 +95,9 @@ class SocketServer(Server):
 
 @dataclass(eq=False)
 class RegistrationServer(RegistrationBase):
-    """Serves `Register`. Everything after it runs in tasks given to `spawn`.
+    """Serves `Register`. Everything after it runs in tasks given to `_spawn`.
 
-    `clients`: the client of each resource.
+    `_clients`: the current client of each resource. `_channels`: every connection to a plugin.
     """
 
     _directory: Path
