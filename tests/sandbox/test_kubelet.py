@@ -249,6 +249,13 @@ async def test_what_other_active_pods_ask_for_counts_as_used(tmp_path):
         assert "Running" == node.phase("u1")
 
 
+async def test_a_refused_call_frees_its_ids_at_once(tmp_path):
+    async with a_node(tmp_path, 1) as (node, plugin):
+        plugin.script.refusals.append(GRPCError(Status.FAILED_PRECONDITION, "not now"))
+        await node.fails("p")
+        await node.runs("q")
+
+
 async def test_the_end_of_a_pod_waits_for_the_admission_that_is_going_on(tmp_path):
     async with a_node(tmp_path) as (node, plugin):
         await node.runs("u1")
@@ -278,6 +285,24 @@ async def a_call_is_held(node: ModelNode, plugin: ProbePlugin) -> asyncio.Event:
     gate, plugin.script.gate = plugin.script.gate, None
     assert gate is not None
     return gate
+
+
+async def test_a_dead_container_is_not_asked_for_while_an_admission_is_going_on(tmp_path):
+    async with a_node(tmp_path) as (node, plugin):
+        await node.runs("u1")
+        await node.restart(lose_checkpoint=True)
+        await node.come_back(plugin)
+        await node.runs("late", node.container(count=0))  # it has heard of everything
+        plugin.calls.clear()
+        plugin.hold()
+        await node.end_container("u1")
+        await node.create("new")
+        await node.until(lambda: plugin.calls, "no Allocate")
+        await node.stays(lambda: 1 == len(plugin.calls), "a worker asks beside it", 60)
+
+        plugin.let_go()
+        await node.until_restarted("u1")
+        assert 2 == len(plugin.calls)
 
 
 async def test_an_earlier_call_that_is_granted_beside_a_later_one_panics_the_kubelet(tmp_path):
