@@ -220,10 +220,12 @@ class Withholder:
 
     def _note(self, check: NodeCheck, refusal: str) -> None:
         """Note the refusal that a new pod would get. Empty: the check passed."""
+        is_first, was_withheld = check not in self._found, bool(self.reasons.value)
         self._found[check] = refusal
-        was_withheld = bool(self.reasons.value)
         reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
-        if self.reasons.set(reasons):
+        is_news = self.reasons.set(reasons) or is_first
+        # Nothing is on offer before each check has come back.
+        if is_news and (reasons or len(self._found) == len(self._checks)):
             self._withhold("; ".join(reasons))
         if bool(reasons) == was_withheld:
             return
@@ -284,6 +286,7 @@ class InventoryKeeper:
       out or no longer shareable; it is remembered as not ok, and the driver lists it without having
       described it since the start; container runtimes do not find it by its CDI name.
     - `names` reads the CDI names that are defined in these directories; None: not known.
+    - `withheld`: see withhold(); None: nothing is published before it is called.
     """
 
     def __init__(
@@ -295,6 +298,7 @@ class InventoryKeeper:
         edits: Cell[EditSettings] | None = None,
         names: Callable[[Sequence[str]], Awaitable[frozenset[str] | None]] | None = None,
         slices: Cell[SliceList] | None = None,
+        withheld: str | None = "",
     ) -> None:
         self.left_out: Cell[tuple[GpuFault, ...]] = Cell(())
         self._inventory = inventory
@@ -309,7 +313,7 @@ class InventoryKeeper:
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
-        self._withheld = ""
+        self._withheld = withheld
 
     async def run(self) -> None:
         """Follow the settings, and the CDI specifications while answers name GPUs by them."""
@@ -353,8 +357,10 @@ class InventoryKeeper:
 
     def refresh(self) -> None:
         """Compute inventory and list again, and publish what changed."""
-        # Before the first scan, an empty list would take every slice from the kubelet.
-        if self._scan is None or (self._is_unread and looks_up_cdi(self._edits.value)):
+        # Before the first scan, an empty list would take every slice from the kubelet. Before the
+        # node is checked, pods may be refused.
+        is_unread = self._is_unread and looks_up_cdi(self._edits.value)
+        if self._scan is None or self._withheld is None or is_unread:
             return
 
         # GPUs that are remembered as not ok, and not because health checks are switched off.

@@ -209,7 +209,7 @@ class StateService:
         self._waiting: dict[asyncio.Future[None], Change] = {}
         self._health = recovered.health
         self._news = asyncio.Event()
-        self._is_late = False
+        self._is_late = self._is_proven = False
         self._lag = Lag()
         self.is_idle = True
         """False while a write runs."""
@@ -244,6 +244,13 @@ class StateService:
         self._health = dict(health)
         self._news.set()
 
+    async def prove(self) -> None:
+        """Write, unless a write has succeeded. Raises StateError: the last one failed."""
+        if self.error.value:
+            raise StateError(self.error.value)
+        if not self._is_proven:
+            await self.commit(lambda ledger: ledger)
+
     async def run(self) -> NoReturn:
         """Write whenever a change waits. After a failed write, try again each RETRY seconds.
 
@@ -277,12 +284,12 @@ class StateService:
                 ledger = change(ledger)
 
             state = msgspec.structs.replace(self._state, ledger=ledger, health=self._health)
-            if state != self._state or self.error.value:
+            if state != self._state or self.error.value or not self._is_proven:
                 state = msgspec.structs.replace(state, generation=state.generation + 1)
                 with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._hung(batch)):
                     await self._disk.replace(CURRENT, encode_state(state), keep=self._keep)
 
-                self._state, self._keep = state, PREVIOUS
+                self._state, self._keep, self._is_proven = state, PREVIOUS, True
                 if self.error.set(""):
                     log.info("state.writable", generation=state.generation)
 

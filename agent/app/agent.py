@@ -16,7 +16,7 @@ from agent import inventory, reconcile, report, settle, usage, witness
 from agent.allocate import edits, plain, service
 from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
-from agent.errors import Refusal, StateError
+from agent.errors import Refusal
 from agent.health.watch import HealthWatch
 from agent.hookdirs import Cleared, HostHookDirs, clear_directories
 from agent.host.node import CdiDirectories, CgroupContainers
@@ -173,6 +173,7 @@ class NodeAgent:
             facts.edits,
             adapters.cdi.names,
             facts.slices,
+            "" if self.observes else None,
         )
         self.keeper.hold(state.ledger.value.held_ids)
 
@@ -441,13 +442,12 @@ class NodeAgent:
 
     def _node_checks(self) -> list[inventory.NodeCheck]:
         """The node checks that the settings need: what they find would refuse every new pod."""
-        settings, adapters, error = self.found.settings, self.adapters, self.state.error
+        settings, adapters = self.found.settings, self.adapters
         # Plain mode without limits mounts nothing of HAMi-core and makes no directories.
         with_core = settings.plain is None or settings.plain.memory_limits
 
         async def state() -> None:
-            if error.value:
-                raise StateError(error.value)
+            await self.state.prove()
             await adapters.disk.check()
 
         async def files() -> None:

@@ -276,8 +276,8 @@ class StallingNode:
 
 
 @contextlib.asynccontextmanager
-async def stalling():
-    places = FrontPlaces(disk=GatedDisk())
+async def stalling(*, shut=False):
+    places = FrontPlaces(disk=GatedDisk(shut=shut))
     async with running(joined(of_gpus(), places=places)) as front:
         node = StallingNode(front, places)
         async with at_work(node.watch):
@@ -343,3 +343,20 @@ async def test_an_error_of_the_disk_takes_the_slices_until_it_is_over(code):
         await asyncio.sleep(1.01)
 
         assert (2, 2) == tuple(map(len, offered(node.front)))
+
+
+@pytest.mark.parametrize("ends", [0, 5])
+@pytest.mark.parametrize("code", [0, errno.EACCES])
+async def test_nothing_is_on_offer_before_the_first_write_of_the_state_has_come_back(code, ends):
+    async with stalling(shut=True) as node:
+        faults = node.places.disk.faults
+        if code:
+            faults.fail_at(0, code, times=1000)
+        await asyncio.sleep(ends)
+        assert [0] == node.offers, "that of a cell without a list"
+        node.gates["state"].set()
+        await asyncio.sleep(0.1)
+        assert [0, 0 if code else 2] == node.offers
+        faults.revive()
+        await asyncio.sleep(1)
+        assert ([0, 0, 2] if code else [0, 2]) == node.offers

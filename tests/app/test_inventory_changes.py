@@ -244,6 +244,7 @@ async def test_a_gpu_that_is_lost_while_its_health_is_switched_off_is_left_out()
 async def test_a_verdict_makes_the_list_although_nobody_follows_the_inventory():
     driver = ScriptedDriver([a_gpu(index=number) for number in range(2)])
     front = joined(driver)
+    front.keeper.withhold("")
     async with at_work(front.discovery.run, front.health.run):
         await asyncio.sleep(0.1)
         assert [True, True] == [one.healthy for one in front.facts.slices.value.groups]

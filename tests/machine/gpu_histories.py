@@ -197,7 +197,8 @@ class GpuWorld:
         self.heard_since = self.sound_since = self.loop.time()
 
     async def _live(self, front: NodeAgent) -> None:
-        async with at_work(front.state.run, front.discovery.run, front.health.run):
+        services = front.withholder, front.discovery, front.health
+        async with at_work(front.state.run, *(service.run for service in services)):
             await asyncio.Event().wait()
 
     async def kill_agent(self) -> None:

@@ -103,8 +103,9 @@ async def test_on_a_state_disk_that_takes_nothing_rows_are_kept_and_slices_come_
         cluster.places.state.chmod(0o500)  # no capability helps the agent's root
         await cluster.kill_agent()
         pid = (await cluster.start_agent()).pid
-        assert await cluster.until(lambda: bool(cluster.log.of("slices.withheld", pid)), PATIENCE)
+        assert await cluster.until(lambda: bool(cluster.log.of("list.changed", pid)), PATIENCE)
         assert row.key in {one.key for one in ledger_on_disk(cluster).rows}
+        assert [0] == [line.fields["healthy"] for line in cluster.log.of("list.changed", pid)]
         assert await offers(cluster, 0)
         cluster.places.state.chmod(0o750)
 
