@@ -357,8 +357,7 @@ class InventoryKeeper:
 
     def refresh(self) -> None:
         """Compute inventory and list again, and publish what changed."""
-        # Before the first scan, an empty list would take every slice from the kubelet. Before the
-        # node is checked, pods may be refused.
+        # Before the first scan or check, a list would take every slice, or offer what is refused.
         is_unread = self._is_unread and looks_up_cdi(self._edits.value)
         if self._scan is None or self._withheld is None or is_unread:
             return

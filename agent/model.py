@@ -79,8 +79,8 @@ class Health(msgspec.Struct, frozen=True):
     - `needs_reset`: cleared by a boot, by lost-then-present, by refused-then-answered, or when the
       driver reports that no action is needed. With `needs_reboot`, only a boot clears it.
     - `passed_probes`: since the last bad report.
+    - `before`: of a released GPU that was bad or lost: its health then.
     - `bouts`: consecutive ones, each soon after the end of the one before (`recovered_at`).
-    - `failures` and `failed_in_row` are of 0.1.0, for the form of the state file.
     """
 
     condition: Condition
@@ -96,9 +96,8 @@ class Health(msgspec.Struct, frozen=True):
     needs_reboot: bool = False
     bouts: int = 0
     recovered_at: dt.datetime | None = None
-    failures: tuple[dt.datetime, ...] = ()
-    failed_in_row: int = 0
     quiet_since: dt.datetime | None = None
+    before: "Health | None" = None
 
     @property
     def ill(self) -> bool:

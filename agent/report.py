@@ -173,9 +173,11 @@ def _news(before: Health | None, health: Health) -> NodeEvent | None:
         return None
     if _is_well(health):
         # Of a GPU that was not there, people hear only that it is not healthy.
-        if before is None or before.cause == Cause.OFF:
+        # A failed probe ends nothing: the next one decides.
+        if before is None or before.cause == Cause.OFF or health.cause == Cause.PROBE:
             return None
-        return NodeEvent("GpuRecovered", f"healthy again, after: {past(before)}", warning=False)
+        now = f"served again, and watched: {health.text}" if health.text else "healthy again"
+        return NodeEvent("GpuRecovered", f"{now}, after: {past(before)}", warning=False)
 
     if health.cause == Cause.RELEASED:
         return NodeEvent("GpuReleased", health.text, warning=False)

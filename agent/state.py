@@ -244,13 +244,6 @@ class StateService:
         self._health = dict(health)
         self._news.set()
 
-    async def prove(self) -> None:
-        """Write, unless a write has succeeded. Raises StateError: the last one failed."""
-        if self.error.value:
-            raise StateError(self.error.value)
-        if not self._is_proven:
-            await self.commit(lambda ledger: ledger)
-
     async def run(self) -> NoReturn:
         """Write whenever a change waits. After a failed write, try again each RETRY seconds.
 

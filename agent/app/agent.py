@@ -447,7 +447,8 @@ class NodeAgent:
         with_core = settings.plain is None or settings.plain.memory_limits
 
         async def state() -> None:
-            await self.state.prove()
+            # Only a write shows that there can be one: the first is made, also of what is on disk.
+            await self.state.commit(lambda ledger: ledger)
             await adapters.disk.check()
 
         async def files() -> None:

@@ -345,6 +345,10 @@ def judge(
     else:
         fresh = _on_probe(health, report, now, settings)
 
+    if health.silent and fresh.silent:
+        # Further silence does not extend the time for which it is served.
+        fresh = aged(replace(fresh, since=health.since, serving=health.serving), now, settings)
+
     # A verdict alone does not carry the count of bouts.
     bouts, recovered_at = health.bouts, health.recovered_at
     if fresh.ill and not health.ill:
@@ -501,19 +505,18 @@ def _on_probe(health: Health, probe: Probe, now: Time, settings: HealthSettings)
             text = f"the agent does not receive its events: {cap(probe.unmonitored)}"
             return told(Cause.MONITOR, "H-DEAF", text, xid=fresh.xid)
         case ProbeOutcome.FAILED:
-            return signed(_on_failed(health, probe, now, settings), probe.signs, now)
+            return signed(_on_failed(health, probe, now), probe.signs, now)
         case ProbeOutcome.REFUSED:
             return _on_refused(health, now)
         case ProbeOutcome.LOST:
             return _on_lost(health, probe, now)
         case _:  # it is silent
-            if health.silent:
-                # Further silence does not extend the time for which it is served.
-                return aged(health, now, settings)
             if health.ill:
                 # Silence is no recovery: the count of passed probes begins again.
                 return replace(health, passed_probes=0)
             text = f"it does not answer ({cap(probe.text) or 'no reply'})"
+            if health.runbook == RUNBOOK:
+                return health  # it is taken back, and served when it answers
             return told(Cause.DRIVER, "H-SILENT", text, xid=health.xid)
 
 
@@ -529,10 +532,10 @@ def _on_passed(health: Health, signs: GpuSigns, now: Time, settings: HealthSetti
         said = f"it reported XID {health.xid} before"
         return verdict(Condition.WATCH, now, Cause.XID, f"H-{health.xid:03d}", said, xid=health.xid)
 
-    if health.condition is Condition.LOST:
-        return _on_recovered(health, now)
-
     known = relieved(health, signs, now)
+    if known.condition is Condition.LOST:
+        return _on_recovered(known, now)
+
     passed = min(known.passed_probes + 1, settings.passes)
     # Neither plugin takes a GPU back: "there is no way to recover from the Unhealthy state"
     # (server.go of NVIDIA's plugin). One passed probe proves little, since a broken GPU answers
@@ -544,20 +547,20 @@ def _on_passed(health: Health, signs: GpuSigns, now: Time, settings: HealthSetti
     return replace(known, passed_probes=passed)
 
 
-def _on_failed(health: Health, probe: Probe, now: Time, settings: HealthSettings) -> Health:
+def _on_failed(health: Health, probe: Probe, now: Time) -> Health:
     """A failed probe makes a GPU watched, and another one within its cool-down makes it bad."""
     if health.ill:
         return again(health, now)
+    error = cap(probe.text) or "an error"
     # The probes of all services meet the same hiccup of the driver within one round.
     is_echo = seconds(health, now) < SAME_HICCUP
     # A driver that comes back answers for one GPU after the other. A GPU that is taken back is not
     # served yet, and its next failure decides.
-    if health.silent and (is_echo or health.runbook != RUNBOOK):
-        return aged(health, now, settings)
-    if health.cause == Cause.PROBE and is_echo:
+    if health.silent and health.runbook != RUNBOOK:
+        return replace(health, text=f"probes fail: {error} [H-PROBE]", runbook="H-PROBE")
+    if is_echo and (health.silent or health.cause == Cause.PROBE):
         return health
 
-    error = cap(probe.text) or "an error"
     found = partial(verdict, now=now, cause=Cause.PROBE, runbook="H-PROBE", xid=health.xid)
     if is_failing(health):
         return found(Condition.BAD, reason=f"probes fail: {error}", action=Action.INSPECT)
@@ -600,18 +603,14 @@ def _on_lost(health: Health, probe: Probe, now: Time) -> Health:
 
 def _on_recovered(health: Health, now: Time) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
-    said, needs = "it was lost and is back", _need(health)
+    said = "it was lost and is back"
+    needs = Action.RESET if health.needs_reset else Action.NONE
+    needs = Action.REBOOT if health.needs_reboot else needs
     if needs is Action.NONE:
         # Its last text asked for a reboot: the new one has to say that nothing is to be done.
         said = f"{said}; {COOLING}"
     told = partial(verdict, Condition.BAD, now, Cause.LOST, health.runbook, said)
     return replace(told(xid=health.xid, needs=needs), passed_probes=1)
-
-
-def _need(health: Health) -> Action:
-    """What the GPU needs before it can be ok: NONE, RESET or REBOOT."""
-    need = Action.RESET if health.needs_reset else Action.NONE
-    return Action.REBOOT if health.needs_reboot else need
 
 
 def _incident(health: Health, runbook: str) -> str:
@@ -675,18 +674,12 @@ def has_joined(signs: GpuSigns) -> bool:
 
 
 def relieved(health: Health, signs: GpuSigns, now: Time) -> Health:
-    """End the need for a reset if the driver wants no action, or no longer refuses calls."""
+    """End the need for a reset, and begin the cool-down, if the driver shows that it is over."""
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
     # boot, so another answer proves a reset, unless the driver asks for one more.
     was_refused = health.cause == Cause.REFUSED and signs.recovery not in WANTS
-    if was_refused or signs.recovery is RecoveryAction.NONE:
-        return reset_by_word(health, now)
-    return health
-
-
-def reset_by_word(health: Health, now: Time) -> Health:
-    """End the need for a reset, as when an operator reports one. The cool-down begins."""
-    if not health.needs_reset or health.needs_reboot:
+    is_over = was_refused or signs.recovery is RecoveryAction.NONE
+    if not is_over or not health.needs_reset or health.needs_reboot:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return replace(health, needs_reset=False)
@@ -716,26 +709,26 @@ def released(health: Health, now: Time) -> Health:
         passed_probes=0,
         action=Action.NONE,
         runbook=RUNBOOK,
+        before=health if health.ill else None,
     )
 
 
 def taken_back(health: Health, now: Time) -> Health:
     """The health of a GPU that is taken back after a release.
 
-    One that was bad or lost starts a new cool-down, or still needs its reset. Any other is served
-    as soon as it answers, and not before: the work may have broken it.
+    One that was bad or lost is so again: a bad one begins its cool-down anew, or still needs its
+    reset. Any other is served as soon as it answers, and not before: the work may have broken it.
     """
     if health.cause != Cause.RELEASED:
         return health
 
-    if not health.bouts or health.recovered_at is not None:  # it was neither bad nor lost
-        text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
-        return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
+    if health.before or (health.bouts and health.recovered_at is None):  # it was bad or lost
+        # Version 0.1.0 does not keep how it was.
+        before = health.before or replace(health, condition=Condition.BAD, cause=Cause.PROBE)
+        return again(remembered(before, now, boot_changed=False), now)
 
-    cause = Cause.PROBE if health.xid is None else Cause.XID
-    back = partial(verdict, xid=health.xid, needs=_need(health))
-    text, runbook = "it was unhealthy before it was released", _incident(health, RUNBOOK)
-    return replace(back(Condition.BAD, now, cause, runbook, text), bouts=health.bouts)
+    text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
+    return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
 
 
 # Over a restart of the agent and a boot.

@@ -25,6 +25,7 @@ from agent.model import (
     Inventory,
     Probe,
     ProbeOutcome,
+    RecoveryAction,
     Scan,
     SharedGpu,
     Trouble,
@@ -214,16 +215,13 @@ class HealthWatch:
             return None
 
         uuid, is_off, now = shared.uuid, self._settings.off, self._now()
-        known = before = self._health_of(uuid)
+        before = self._health_of(uuid)
         if before.cause == Cause.RELEASED:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
-            known = judge.switched_off(now) if is_off else judge.taken_back(before, now)
+            back = judge.switched_off(now) if is_off else judge.taken_back(before, now)
+            self._health[uuid] = back
             self._changed()
-        if was_reset:
-            # NVML tells nobody of a reset, and an XID before it would count for ever.
-            known = judge.reset_by_word(known, now)
-        self._publish({uuid: known})
 
         if not is_off:
             await self._listener.ensure_open(LISTEN_FIRST)  # else the GPU is served without events
@@ -231,8 +229,13 @@ class HealthWatch:
         probe = await self._probe(uuid)
         if judge.has_failed(probe):  # the driver may be at fault, which the others' probes show
             probe = (await self._probe_all(lambda _: None)).get(uuid, probe)
-        if not is_off:
-            self._publish(self._judged((probe,)))
+        if was_reset and probe.signs.recovery not in judge.WANTS:
+            # NVML tells nobody of a reset, and an XID before it would count for ever.
+            probe = replace(probe, signs=replace(probe.signs, recovery=RecoveryAction.NONE))
+
+        known = self._judged(() if is_off else (probe,)).get(uuid) or self._health_of(uuid)
+        self._health[uuid] = before  # people are told only what the answer makes of it
+        self._publish({uuid: known})
 
         after, inventory = self._health_of(uuid), self._inventory.value
         shared = replace(inventory.find(uuid) or shared, health=after)

@@ -13,7 +13,11 @@ from agent.model import (
     EventKind,
     Gpu,
     GpuFault,
+    GpuSigns,
+    GpuUuid,
+    Probe,
     ProbeOutcome,
+    RecoveryAction,
     Trouble,
     slice_id,
 )
@@ -205,6 +209,56 @@ async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_even
         await asyncio.sleep(200)
 
         assert ([*ill, "GpuRecovered"], [G0, G1]) == (node.reasons, node.served)
+
+
+class SlowDriver(ScriptedDriver):
+    """Its probes take so long that each follower sees what was published before them."""
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        await asyncio.sleep(AT_ONCE)
+        return await super().probe(uuid)
+
+
+RESET = GpuSigns(recovery=RecoveryAction.GPU_RESET)
+ADVICE = "the driver asked for a reset (gpu-reset); reset it or reboot the node [H-ADVICE]"
+GONE = "the driver no longer reaches it (as scripted); if this lasts, reboot the node [H-LOST]"
+REFUSED = "the driver refused calls for it; reset it or reboot the node [H-RESET]"
+REPEATED = ["GpuUnhealthy", "GpuReleased", "GpuUnhealthy"]
+
+
+@pytest.mark.parametrize(
+    ("how", "is_released", "reasons", "text"),
+    [
+        ("passed", True, ["GpuReleased", "GpuRecovered"], ""),
+        ("lost", True, REPEATED, GONE),
+        ("lost", False, REPEATED[:1], GONE),
+        ("refused", True, REPEATED, REFUSED),
+        ("refused", False, REPEATED[:1], REFUSED),
+        ("advised", True, REPEATED, ADVICE),
+        ("advised", False, REPEATED[:1], ADVICE),
+    ],
+)
+async def test_a_recheck_tells_only_what_the_gpu_answers_and_since_when_it_was_so(
+    how, is_released, reasons, text
+):
+    driver = SlowDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        if how == "advised":
+            driver.signs[G1] = RESET
+        else:
+            driver.outcomes[G1] = ProbeOutcome(how)
+        await asyncio.sleep(20)
+        before = node.shared(G1).health
+        if is_released:
+            await node.front.health.release("1")
+            await asyncio.sleep(20)
+        await node.front.health.recheck("1", was_reset=True)
+        await asyncio.sleep(20)
+
+        health = node.shared(G1).health
+        assert (reasons, text) == (node.reasons, health.text)
+        assert text in node.told[-1].text
+        assert health.since == before.since or not text
 
 
 async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampled():

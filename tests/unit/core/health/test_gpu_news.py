@@ -19,6 +19,7 @@ DRAINED = "XID 48: ECC; reset it or reboot the node [H-048]"
 STATES = {
     "ok": a_health(),
     "watch": a_health(condition=Condition.WATCH, cause="xid", text="XID 94: contained [H-094]"),
+    "doubt": a_health(condition=Condition.WATCH, cause="probe", text="a probe failed [H-PROBE]"),
     "bad": a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC [H-048]"),
     "reset": Health(Condition.BAD, NOON, "xid", DRAINED, serving=False, runbook="H-048"),
     "late": a_health(condition=Condition.BAD, since=LATER, text="ECC"),

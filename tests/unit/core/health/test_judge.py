@@ -76,7 +76,7 @@ def after(history: str, settings: HealthSettings = SETTINGS) -> tuple[Health, dt
         "ages": lambda now: judge.aged(health, now, settings),
         "restart": lambda now: judge.remembered(health, now, settings, boot_changed=False),
         "boot": lambda now: judge.remembered(health, now, settings, boot_changed=True),
-        "was-reset": lambda now: judge.reset_by_word(health, now),
+        "was-reset": lambda now: judge.relieved(health, SIGNS["advise-none"], now),
         "release": lambda now: judge.released(health, now),
         "take-back": lambda now: judge.taken_back(health, now),
         "off": judge.switched_off,
