@@ -724,8 +724,9 @@ def taken_back(health: Health, now: Time) -> Health:
 
     if health.before or (health.bouts and health.recovered_at is None):  # it was bad or lost
         # Version 0.1.0 does not keep how it was.
-        before = health.before or replace(health, condition=Condition.BAD, cause=Cause.PROBE)
-        return again(remembered(before, now, boot_changed=False), now)
+        text = f"it was unhealthy before it was released [{RUNBOOK}]"
+        bad = replace(health, condition=Condition.BAD, cause=Cause.PROBE, text=text)
+        return again(remembered(health.before or bad, now, boot_changed=False), now)
 
     text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
     return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)

@@ -78,6 +78,7 @@ def after(history: str, settings: HealthSettings = SETTINGS) -> tuple[Health, dt
         "boot": lambda now: judge.remembered(health, now, settings, boot_changed=True),
         "was-reset": lambda now: judge.relieved(health, SIGNS["advise-none"], now),
         "release": lambda now: judge.released(health, now),
+        "of-0.1.0": lambda _: replace(health, before=None),
         "take-back": lambda now: judge.taken_back(health, now),
         "off": judge.switched_off,
     }
