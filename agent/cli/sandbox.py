@@ -214,7 +214,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             out.flush()
 
     options = lab.LabOptions(
-        description=described(f"{args.profile}:{args.gpus}"),
+        gpus=described(f"{args.profile}:{args.gpus}"),
         environ=environ,
         arguments=("--split-count", str(args.split_count), *args.agent_flag),
         web_port=lab.free_port() if args.interactive else 0,

@@ -20,9 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.errors import host_port
 from agent.kit.timing import SystemClock
+from agent.model import Gpu
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
+from agent.sandbox.hardware import SimulatedHardware, serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop, container_id
 from agent.sandbox.kubelet.pods import KubeletEvent
@@ -168,7 +169,7 @@ class LabOptions:
     scheduler's client is as slow as HAMi's.
     """
 
-    description: Description
+    gpus: Sequence[Gpu]
     environ: Mapping[str, str]
     arguments: Sequence[str] = ()
     web_port: int = 0
@@ -291,7 +292,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
         store = ObjectStore(clock, chance, _HISTORY)
         store.heard = pulse.beat
         store.create("namespaces", {"metadata": {"name": NAMESPACE}})
-        hardware = SimulatedHardware(options.description)
+        hardware = SimulatedHardware(options.gpus)
         await stack.enter_async_context(serve_hardware(hardware, places.hardware_socket))
 
         tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}

@@ -210,7 +210,7 @@ def _begin(stage: Stage) -> Iterator[tuple[tuple[str, str, str], int]]:
             gpus = sorted(pod.shares()[container], key=lambda share: stage.gpus[share.uuid].pci)
             answer = parsed(kept[pod.uid, container])
             for share, mib in zip(gpus, _start(answer, gpus), strict=True):
-                stage.cluster.hardware.use(share.uuid, mib, PERCENT)
+                stage.cluster.hardware.use(share.uuid, (pod.uid, container), mib, PERCENT)
                 yield (pod.name, container, str(stage.gpus[share.uuid].index)), mib
 
 
