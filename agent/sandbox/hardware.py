@@ -229,6 +229,11 @@ class SimulatedHardware:
         """A process of `owner` begins to use so many MiB of GPU `name`, and so much of its time."""
         self.find(name).uses[owner] = mib, percent
 
+    def end_others(self, owners: Collection[Owner]) -> None:
+        """Processes of all but these owners end."""
+        for state in self.states:
+            state.uses = {owner: use for owner, use in state.uses.items() if owner in owners}
+
     def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number` and gets the state that follows from it."""
         state = self.find(name)

@@ -266,6 +266,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
         pulse.set(pulse.value + 1)
 
     def hear(_: KubeletEvent) -> None:
+        hardware.end_others(kubelet.node.running())
         beat()
 
     async with contextlib.AsyncExitStack() as stack:
