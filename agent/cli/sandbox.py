@@ -18,7 +18,7 @@ from agent.cli.main import TABLE, Exit, Subparsers, Unreachable, add_output, fai
 from agent.cli.output import UNFOLDED, Paint, answer, painter, shorten, table, wrapped
 from agent.errors import AgentError, DriverError
 from agent.kit.logs import configure
-from agent.kit.units import Column
+from agent.kit.units import Column, counted
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import MOST_GPUS, PROFILES, described
@@ -214,7 +214,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             out.flush()
 
     options = lab.LabOptions(
-        description=described(f"{args.profile}:{args.gpus}"),
+        gpus=described(f"{args.profile}:{args.gpus}"),
         environ=environ,
         arguments=("--split-count", str(args.split_count), *args.agent_flag),
         web_port=lab.free_port() if args.interactive else 0,
@@ -224,7 +224,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         scene = default.open_stage(
             cluster, args.split_count, lambda moment: say(*moment_lines(moment, width, paint))
         )
-        gpus = stage.counted(args.gpus, f"{args.profile} GPU")
+        gpus = counted(args.gpus, f"{args.profile} GPU")
         say(f"{gpus}, kubelet, API server, scheduler are up")
         if args.keep:
             say(f"everything is kept in {cluster.places.root}")

@@ -8,14 +8,19 @@ Codes and reasons are those of kube-apiserver 1.36.3; tests/peers sends both the
 model differs in these points:
 
 - It has no schemas and no admission. It stores objects as given, without defaults, generation and
-  managed fields, and lets a node write more than NodeRestriction does.
+  managed fields, and lets a node write more than NodeRestriction does. A field selector may name
+  any field, and a pod's spec may be patched.
 - It has only nodes, pods, events, ResourceQuotas, namespaces and SelfSubjectAccessReview. PUT,
   deletecollection and server-side apply are refused.
-- It answers with JSON, in the one version it has: no tables and no protobuf.
-- A method that a path does not have is 404, a patch of an unknown kind 400.
+- It answers with JSON, in the one version it has: no tables and no protobuf. A list is whole
+  whatever its limit.
+- A method that a path does not have is 404, a patch of an unknown kind 400, a number that is none
+  500.
 - 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
   which a test cannot cause.
-- A Status has no details, and the text is the model's own. Health pages need no token.
+- A Status has no details, and the text is the model's own.
+- A watch gets a bookmark after a minute of silence and at its end: the real server sends one every
+  minute and 2 s before the end, and on a cluster without writes none for the first 2 minutes.
 - A path may begin with `/as/<token>`, which counts as the token: kubectl sends none over plain
   HTTP, and this model has no certificate.
 """
@@ -23,8 +28,8 @@ model differs in these points:
 import asyncio
 import contextlib
 import json
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,6 +37,7 @@ from aiohttp import web
 
 from agent.sandbox import apiserver_requests as requests
 from agent.sandbox.apiserver_requests import Rights, Target, authorize
+from agent.sandbox.hardware import end_server
 from agent.sandbox.store import (
     CLUSTER_SCOPED,
     KINDS,
@@ -41,19 +47,14 @@ from agent.sandbox.store import (
     NotFoundError,
     ObjectStore,
     StatusError,
-    Subscription,
     TooManyRequestsError,
 )
 
-CLOSE_DEADLINE: Final = 1.0
 PREFIX: Final = "/as/"
 PARTIAL: Final = "PartialObjectMetadata"
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 DEFAULT_TIMEOUT: Final = 3000.0
 BOOKMARK_INTERVAL: Final = 60.0
-BEFORE_THE_END: Final = 2.0
-"""Seconds before the timeout of a watch at which it gets its last bookmark."""
-WRITES: Final = frozenset({"create", "patch", "update", "delete"})
 _HOST: Final = "127.0.0.1"
 _VERBS: Final = ("create", "delete", "get", "list", "patch", "watch")
 DISCOVERY: Final[Mapping[str, Json]] = {
@@ -78,43 +79,6 @@ DISCOVERY: Final[Mapping[str, Json]] = {
 """What a client asks before it asks for an object."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """One request and the code of its answer; `verb` is Kubernetes' (get, list, watch, …)."""
-
-    user: str
-    verb: str
-    resource: str
-    subresource: str
-    name: str
-    code: int
-
-
-@dataclass(eq=False)
-class Journal:
-    """Keeps a bounded number of calls, and counts all calls since the start, refused ones too."""
-
-    calls: deque[ApiCall] = field(default_factory=lambda: deque(maxlen=10_000))
-    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-
-    def note(self, call: ApiCall) -> None:
-        """Record one call."""
-        self.calls.append(call)
-        self.counts[call.user, call.verb, call.resource] += 1
-
-    def writes(self, user: str) -> int:
-        """How many writes the user tried."""
-        return self._count(user, WRITES)
-
-    def watches(self, user: str) -> int:
-        """How many watches the user started."""
-        return self._count(user, {"watch"})
-
-    def _count(self, user: str, verbs: Collection[str]) -> int:
-        found = ((who, verb, count) for (who, verb, _), count in self.counts.items())
-        return sum(count for who, verb, count in found if who == user and verb in verbs)
-
-
 @dataclass(eq=False)
 class ApiServerModel:
     """One API server; `tokens` maps bearer tokens to user names.
@@ -122,20 +86,19 @@ class ApiServerModel:
     `admin` may do everything, `system:node:<name>` what NodeRestriction allows a node,
     `system:serviceaccount:…` what the agent's ClusterRole grants, and others what `rights` grants.
     `admit` is the mutating webhook of new pods: it returns the pod to store, or raises a
-    StatusError.
+    StatusError. `asked` counts the requests of known users by user, verb and resource, refused ones
+    too; a verb is Kubernetes' (get, list, watch, …).
     """
 
     store: ObjectStore
     tokens: dict[str, str]
     admit: Callable[[Json], Json] | None = None
     rights: Rights = field(default_factory=dict)
-    journal: Journal = field(default_factory=Journal)
+    asked: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     port: int = 0
-    _throttled: int = 0
-    _retry_after: int = 1
-    _watches: set["WatchStream"] = field(default_factory=set)
-    _server: web.Server | None = None
-    _listener: asyncio.Server | None = None
+    _throttled: list[int] = field(default_factory=list)
+    _watches: set[asyncio.Timeout] = field(default_factory=set)
+    _running: tuple[web.Server, asyncio.Server] | None = None
 
     @property
     def url(self) -> str:
@@ -149,32 +112,25 @@ class ApiServerModel:
 
     async def start(self) -> None:
         """Listen: on a free port the first time, then always on the same port."""
-        loop = asyncio.get_running_loop()
-        self._server = web.Server(self._answer, handler_cancellation=True, access_log=None)
-        self._listener = await loop.create_server(self._server, _HOST, self.port)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        server = web.Server(self._answer, handler_cancellation=True, access_log=None)
+        listener = await asyncio.get_running_loop().create_server(server, _HOST, self.port)
+        self.port = listener.sockets[0].getsockname()[1]
+        self._running = server, listener
 
     async def stop(self) -> None:
         """Close the listener and cut every connection, even in the middle of an answer."""
-        listener, server = self._listener, self._server
-        self._listener = self._server = None
-        if listener is not None:
-            listener.close()
-        if server is not None:
-            for connection in server.connections:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await server.shutdown(CLOSE_DEADLINE)
+        running, self._running = self._running, None
+        if running is not None:
+            await end_server(*running)
 
     def throttle(self, count: int, retry_after: int) -> None:
         """Answer the next `count` requests with 429 and `Retry-After: retry_after` seconds."""
-        self._throttled = count
-        self._retry_after = retry_after
+        self._throttled = [retry_after] * count
 
     def end_watches(self) -> None:
         """End all open watches as if they had timed out."""
         for watch in self._watches:
-            watch.end()
+            watch.reschedule(asyncio.get_running_loop().time())
 
     def forget_history(self) -> None:
         """Compact the history and end all watches. A watch from an old version then gets 410."""
@@ -186,35 +142,33 @@ class ApiServerModel:
             token, _, rest = request.raw_path.removeprefix(PREFIX).partition("/")
             headers = {**request.headers, "Authorization": f"Bearer {token}"}
             request = request.clone(rel_url=f"/{rest}", headers=headers)
-        if request.path in ("/readyz", "/livez", "/healthz"):
-            return web.Response(text="ok")
-        user, target, headers = "", Target(request.method.lower(), request.path), {}
+        headers = dict[str, str]()
         try:
-            user = requests.identify(self.tokens, request.headers.get("Authorization"))
-            if self._throttled > 0:
-                self._throttled -= 1
-                headers = {"Retry-After": str(self._retry_after)}
+            user = requests.identify(self.tokens, request.headers.get("Authorization", ""))
+            if self._throttled:
+                headers = {"Retry-After": str(self._throttled.pop())}
                 raise TooManyRequestsError("too many requests: try again later")
-            if request.path == REVIEWS:
-                target = Target("create", "selfsubjectaccessreviews")
-                code, answer = 201, self._review(user, await request.content.read())
-            elif request.path in DISCOVERY:
+            if request.path in DISCOVERY:
                 code, answer = 200, DISCOVERY[request.path]
+            elif request.path == REVIEWS:
+                self.asked[user, "create", "selfsubjectaccessreviews"] += 1
+                code, answer = 201, self._review(user, await request.content.read())
             else:
                 target = requests.parse_target(request.method, request.path, request.query)
-                authorize(user, target, self._find(target), self.rights)
-                requests.require_served(target)
+                self.asked[user, target.verb, target.resource] += 1
+                authorize(user, target, self.store, self.rights)
+                if target.resource not in KINDS:
+                    raise NotFoundError(requests.NO_PATH)
                 is_partial = PARTIAL in request.headers.get("Accept", "")
                 if target.verb == "watch":
-                    return await self._watch(request, user, target, is_partial=is_partial)
+                    return await self._watch(request, target, is_partial=is_partial)
                 body = await request.content.read()
                 code, answer = self._act(target, request.content_type, body)
                 if is_partial and "items" not in answer:
                     answer = _partial(answer)
         except StatusError as refusal:
             code, answer = refusal.code, refusal.status()
-        self._note(user, target, code)
-        body = json.dumps(answer, separators=(",", ":")).encode()
+        body = json.dumps(answer).encode()
         return web.Response(
             status=code, body=body, headers=headers, content_type="application/json"
         )
@@ -229,131 +183,65 @@ class ApiServerModel:
                 return 201, requests.create(self.store, target, body, self.admit)
             case "patch":
                 return 200, requests.patch(self.store, target, content_type, body)
-            case _:
+            case "delete":
                 return 200, requests.delete(self.store, target, body)
+            case _:
+                raise NotFoundError(requests.NO_PATH)
 
     def _review(self, user: str, body: bytes) -> Json:
         review = requests.parse_body(body, dict)
-        asked, is_allowed = requests.parse_review(review), True
         try:
-            authorize(user, asked, self._find(asked), self.rights)
+            authorize(user, requests.parse_review(review), self.store, self.rights)
         except ForbiddenError:
-            is_allowed = False
-        return review | {"status": {"allowed": is_allowed}}
+            return review | {"status": {"allowed": False}}
+        return review | {"status": {"allowed": True}}
 
     async def _watch(
-        self, request: web.BaseRequest, user: str, target: Target, *, is_partial: bool
+        self, request: web.BaseRequest, target: Target, *, is_partial: bool
     ) -> web.StreamResponse:
-        watch = WatchStream(target, self.store, is_partial=is_partial)
-        self._note(user, target, 200)
-        self._watches.add(watch)
-        try:
-            return await watch.serve(request)
-        finally:
-            self._watches.discard(watch)
-
-    def _find(self, target: Target) -> Json | None:
-        if not target.name or target.resource not in KINDS:
-            return None
-        try:
-            return self.store.get(target.resource, target.namespace, target.name)
-        except NotFoundError:
-            return None
-
-    def _note(self, user: str, target: Target, code: int) -> None:
-        at = (target.resource, target.subresource, target.name)
-        self.journal.note(ApiCall(user, target.verb, *at, code))
-
-
-class WatchStream:
-    """Writes one watch to one client until it times out or is ended.
-
-    Bookmarks come as from the real server's watch cache
-    (apiserver/pkg/storage/cacher/cache_watcher.go) on a cluster with constant writes: every 60 s,
-    and 2 s before the timeout. On a cluster without writes, the real server sends none for the
-    first 2 minutes.
-
-    Raises BadRequestError: an unknown field, a version or time that is not a number.
-    """
-
-    def __init__(self, target: Target, store: ObjectStore, *, is_partial: bool) -> None:
-        self._resource = target.resource
-        self._is_partial = is_partial
-        self._bookmarks = requests.is_set(target.options, "allowWatchBookmarks")
-        seconds = requests.number(target.options, "timeoutSeconds") or DEFAULT_TIMEOUT
-        self._deadline = asyncio.timeout(seconds)
-        self._is_ended = False
-        since = requests.number(target.options, "resourceVersion") or None
-        self._opened: Subscription | GoneError
-        try:
-            self._opened = store.subscribe(
-                target.resource, since, namespace=target.namespace, fields=target.fields
-            )
-        except GoneError as gone:
-            self._opened = gone
-
-    def end(self) -> None:
-        """End the watch now as if it had timed out, after a last bookmark.
-
-        Before the watch has begun, this does nothing.
-        """
-        if self._deadline.when() is not None:
-            self._is_ended = True
-            self._deadline.reschedule(asyncio.get_running_loop().time())
-
-    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Send frames. After a timeout the connection stays usable.
+        """Write one watch until it times out or is ended; then the connection stays usable.
 
         A version that is too old gives an error frame, not an HTTP status, as in the real server
         (apiserver/pkg/storage/cacher).
         """
+        deadline = asyncio.timeout(float(target.options.get("timeoutSeconds", DEFAULT_TIMEOUT)))
+        since = int(target.options.get("resourceVersion") or 0) or None
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
+
+        async def tell(what: str, told: Json) -> None:
+            shown = _partial(told) if is_partial and what != "ERROR" else told
+            frame = {"type": what, "object": shown}
+            await response.write(json.dumps(frame).encode() + b"\n")
+
+        async def mark() -> None:
+            if changes.is_started and requests.is_set(target.options, "allowWatchBookmarks"):
+                metadata = {"resourceVersion": str(changes.cursor)}
+                kind = {"kind": KINDS[target.resource], "apiVersion": "v1"}
+                await tell("BOOKMARK", kind | {"metadata": metadata})
+
         with contextlib.suppress(ConnectionResetError):  # the client is gone, which ends the watch
             await response.prepare(request)
             try:
-                if isinstance(self._opened, GoneError):
-                    raise self._opened
-                async with self._deadline:
-                    await self._send(response, self._opened)
-            except TimeoutError:
-                opened = self._opened
-                if self._is_ended and isinstance(opened, Subscription) and opened.is_started:
-                    await self._mark(response, opened)
+                changes = self.store.subscribe(target.resource, since, fields=target.fields)
+                async with deadline:
+                    self._watches.add(deadline)
+                    while True:
+                        try:
+                            async with asyncio.timeout(BOOKMARK_INTERVAL):
+                                change = await anext(changes)
+                        except TimeoutError:
+                            await mark()
+                        else:
+                            await tell(change.type, change.object)
             except GoneError as gone:
-                await _write(response, "ERROR", gone.status())
+                await tell("ERROR", gone.status())
+            except TimeoutError:
+                await mark()
+            finally:
+                self._watches.discard(deadline)
             await response.write_eof()
         return response
-
-    async def _send(self, response: web.StreamResponse, subscription: Subscription) -> None:
-        loop = asyncio.get_running_loop()
-        last = (self._deadline.when() or 0.0) - BEFORE_THE_END
-        marking_at = loop.time()
-        while True:
-            if marking_at <= loop.time():
-                regular = loop.time() + BOOKMARK_INTERVAL
-                marking_at = min(last, regular) if last > loop.time() else regular
-            try:
-                async with asyncio.timeout_at(marking_at):
-                    change = await anext(subscription)
-            except TimeoutError:
-                await self._mark(response, subscription)
-            else:
-                await self._tell(response, change.type, change.object)
-
-    async def _mark(self, response: web.StreamResponse, subscription: Subscription) -> None:
-        if self._bookmarks:
-            metadata = {"resourceVersion": str(subscription.cursor)}
-            mark = {"kind": KINDS[self._resource], "apiVersion": "v1", "metadata": metadata}
-            await self._tell(response, "BOOKMARK", mark)
-
-    async def _tell(self, response: web.StreamResponse, what: str, told: Json) -> None:
-        await _write(response, what, _partial(told) if self._is_partial else told)
-
-
-async def _write(response: web.StreamResponse, what: str, told: Json) -> None:
-    frame = json.dumps({"type": what, "object": told}, separators=(",", ":"))
-    await response.write(frame.encode() + b"\n")
 
 
 def _partial(answer: Json) -> Json:

@@ -1,18 +1,18 @@
 """One request to the API server: what it names, who may make it, what it reads and writes."""
 
 import contextlib
-import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from agent.cluster import parse_selector
 from agent.sandbox.store import (
-    CLUSTER_SCOPED,
     KINDS,
     BadRequestError,
-    ConflictError,
     ForbiddenError,
     InvalidError,
     Json,
@@ -62,20 +62,18 @@ def json_patch(target: Json, operations: Sequence[Any]) -> Json:
     """
     result = deepcopy(target)
     for operation in operations:
-        match operation:
-            case {"op": "remove" | "test" as name, "path": str(path)}:
-                *parts, last = [p.replace("~1", "/").replace("~0", "~") for p in path.split("/")]
-            case _:
-                raise InvalidError(f"unexpected JSON patch operation: {operation}"[:256])
+        path: str = operation["path"]
+        *parts, last = [p.replace("~1", "/").replace("~0", "~") for p in path.split("/")]
         holder: Any = result
         for part in parts[1:]:
-            holder = holder.get(part) if isinstance(holder, dict) else None
-        if not isinstance(holder, dict) or last not in holder:
-            raise InvalidError(f"{name} operation does not apply: doc is missing path: {path}")
-        if name == "remove":
-            del holder[last]
-        elif holder[last] != operation.get("value"):
-            raise InvalidError(f"testing value {path} failed")
+            holder = holder.get(part) or {}
+        match operation:
+            case {"op": "test", "value": value} if holder.get(last) == value:
+                pass
+            case {"op": "remove"} if last in holder:
+                del holder[last]
+            case _:
+                raise InvalidError(f"the operation does not apply: {operation}"[:256])
     return result
 
 
@@ -118,25 +116,22 @@ class Target:
         return f"{self.resource}/{self.subresource}" if self.subresource else self.resource
 
 
-def identify(tokens: Mapping[str, str], authorization: str | None) -> str:
+def identify(tokens: Mapping[str, str], authorization: str) -> str:
     """The user behind an Authorization header. Raises UnauthorizedError."""
-    scheme, _, token = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or token not in tokens:
-        raise UnauthorizedError("Unauthorized")
-    return tokens[token]
+    try:
+        return tokens[authorization.removeprefix("Bearer ")]
+    except KeyError:
+        raise UnauthorizedError("Unauthorized") from None
 
 
-def authorize(user: str, target: Target, stored: Json | None, rights: Rights) -> None:
-    """Check the user's permission for the request. `stored` is the object it names, if it exists.
-
-    Raises ForbiddenError.
-    """
+def authorize(user: str, target: Target, store: ObjectStore, rights: Rights) -> None:
+    """Check the user's permission for the request. Raises ForbiddenError."""
     if user == ADMIN:
         return
     granted, is_its_own = rights.get(user, frozenset()), True
     if user.startswith(NODE_PREFIX):
         granted = _NODE_RIGHTS
-        is_its_own = _reads_its_own(user.removeprefix(NODE_PREFIX), target, stored)
+        is_its_own = _reads_its_own(user.removeprefix(NODE_PREFIX), target, store)
     elif user.startswith(ACCOUNT_PREFIX):
         granted = _ACCOUNT_RIGHTS
     if not is_its_own or (target.verb, target.full_resource) not in granted:
@@ -145,7 +140,7 @@ def authorize(user: str, target: Target, stored: Json | None, rights: Rights) ->
         raise ForbiddenError(f"{subject} is forbidden: {denied}")
 
 
-def _reads_its_own(node: str, target: Target, stored: Json | None) -> bool:
+def _reads_its_own(node: str, target: Target, store: ObjectStore) -> bool:
     """Whether the Node authorizer lets a node read what is asked for. It looks at nothing else."""
     match target.resource, target.verb:
         case "nodes", "get" | "list" | "watch":
@@ -153,7 +148,10 @@ def _reads_its_own(node: str, target: Target, stored: Json | None) -> bool:
         case "pods", "list" | "watch":
             return target.fields.get("spec.nodeName") == node
         case "pods", "get":
-            return stored is not None and (stored.get("spec") or {}).get("nodeName") == node
+            with contextlib.suppress(NotFoundError):
+                pod = store.get("pods", target.namespace, target.name)
+                return bool(pod["spec"].get("nodeName") == node)
+            return False
         case _:
             return True
 
@@ -168,17 +166,16 @@ def parse_review(review: Json) -> Target:
 
 # The object and the options of a request.
 
+NO_PATH: Final = "the server could not find the requested resource"
 JSON_PATCH: Final = "application/json-patch+json"
 _MERGES: Final[Mapping[str, Mapping[str, str]]] = {
     "application/merge-patch+json": {},
     "application/strategic-merge-patch+json": MERGE_KEYS,
 }
 _VERBS: Final = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
-_SERVED: Final[Mapping[str, frozenset[str]]] = {
-    "nodes/status": frozenset({"get", "patch"}),
-    "pods/status": frozenset({"get", "patch"}),
-    "pods/binding": frozenset({"create"}),
-}
+_PATH: Final = re.compile(
+    r"/api/v1(?:/namespaces/([^/]+)(?=/.))?/([^/]+)(?:/([^/]+))?(?:/(status|binding))?"
+)
 
 
 def parse_target(method: str, path: str, query: Mapping[str, str]) -> Target:
@@ -186,33 +183,15 @@ def parse_target(method: str, path: str, query: Mapping[str, str]) -> Target:
 
     Raises NotFoundError: no such path; BadRequestError: a malformed selector.
     """
-    parts, namespace = path.strip("/").split("/"), ""
-    top, parts = parts[:2], parts[2:]
-    if len(parts) >= 3 and parts[0] == "namespaces":
-        namespace, parts = parts[1], parts[2:]
-    if top != ["api", "v1"] or not 1 <= len(parts) <= 3 or not parts[0]:
-        raise _no_path()
-    resource, name, subresource = [*parts, "", ""][:3]
-    verb = _VERBS.get(method, method.lower())
+    found = _PATH.fullmatch(path)
+    if found is None:
+        raise NotFoundError(NO_PATH)
+    namespace, resource, name, subresource = found.groups("")
+    verb, fields = _VERBS.get(method, method.lower()), parse_fields(query.get("fieldSelector", ""))
     if method == "GET" and not name:
         verb = "watch" if is_set(query, "watch") else "list"
-    fields = parse_fields(query.get("fieldSelector", ""))
+        fields |= {"metadata.namespace": namespace} if namespace else {}
     return Target(verb, resource, namespace, name, subresource, fields, dict(query))
-
-
-def require_served(target: Target) -> None:
-    """Check that this server serves the target, after the check of permissions.
-
-    Raises NotFoundError.
-    """
-    is_placed = bool(target.namespace) or target.verb in ("list", "watch")
-    if target.resource in CLUSTER_SCOPED:
-        is_placed = not target.namespace
-    served = frozenset({"get", "patch", "delete"} if target.name else {"list", "watch", "create"})
-    if target.subresource:
-        served = _SERVED.get(target.full_resource, frozenset())
-    if target.resource not in KINDS or not is_placed or target.verb not in served:
-        raise _no_path()
 
 
 def parse_fields(selector: str) -> dict[str, str]:
@@ -230,20 +209,8 @@ def parse_fields(selector: str) -> dict[str, str]:
 
 
 def is_set(query: Mapping[str, str], name: str) -> bool:
-    """Whether an option is present and neither `0` nor `false`. Any other value is true."""
-    return name in query and query[name].lower() not in ("0", "false")
-
-
-def number(query: Mapping[str, str], name: str) -> int:
-    """Parse an option that is a number; 0 if it is absent. Raises BadRequestError."""
-    text = query.get(name) or "0"
-    if not (text.isascii() and text.isdecimal()):
-        raise BadRequestError(f"{name}={text[:64]} is not a number")
-    return int(text)
-
-
-def _no_path() -> NotFoundError:
-    return NotFoundError("the server could not find the requested resource")
+    """Whether an option is present and true."""
+    return query.get(name) in ("1", "true")
 
 
 T = TypeVar("T")
@@ -253,40 +220,24 @@ T = TypeVar("T")
 
 
 def list_objects(store: ObjectStore, target: Target) -> Json:
-    """The list that a request asks for. A later chunk of it shows the objects as they are then."""
-    limit = number(target.options, "limit")
-    version, _, start = target.options.get("continue", "").partition("/")
+    """The list that a request asks for, whole whatever its limit."""
     text = target.options.get("labelSelector", "")
     selector = parse_selector(text) if text else ()
-    found = store.select(target.resource, namespace=target.namespace, fields=target.fields)
-    left = [
-        item
-        for item in sorted(found, key=_place)
-        if all(one.holds(item["metadata"].get("labels") or {}) for one in selector)
-        and _place(item) > start
-    ]
-    shown = left[:limit] if limit else left
-    metadata = {"resourceVersion": version or str(store.version)}
-    if len(shown) < len(left):
-        metadata["continue"] = f"{metadata['resourceVersion']}/{_place(shown[-1])}"
-    # Only the list names the kind.
     items = [
-        {key: item[key] for key in item if key not in ("kind", "apiVersion")} for item in shown
+        item
+        for item in store.select(target.resource, fields=target.fields)
+        if all(one.holds(item["metadata"].get("labels") or {}) for one in selector)
     ]
-    kind = KINDS[target.resource] + "List"
+    metadata, kind = {"resourceVersion": str(store.version)}, KINDS[target.resource] + "List"
     return {"kind": kind, "apiVersion": "v1", "metadata": metadata, "items": items}
-
-
-def _place(item: Json) -> str:
-    return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
 
 
 def parse_body(body: bytes, form: type[T]) -> T:
     """Parse a body of that form. Raises BadRequestError."""
-    with contextlib.suppress(ValueError):
-        if isinstance(value := json.loads(body), form):
-            return value
-    raise BadRequestError("the body is not JSON, or has another form")
+    try:
+        return msgspec.json.decode(body, type=form)
+    except msgspec.MsgspecError as error:
+        raise BadRequestError(f"the body: {error}") from error
 
 
 def create(
@@ -298,8 +249,6 @@ def create(
     if target.subresource == "binding":
         store.bind(target.namespace, target.name, given["target"]["name"], uid=metadata.get("uid"))
         return status_of("Success")
-    if metadata.get("namespace", target.namespace) != target.namespace:
-        raise BadRequestError("the namespace of the object is not the one of the request")
     if target.namespace:
         metadata["namespace"] = target.namespace
     if target.resource == "pods":
@@ -324,16 +273,8 @@ def patch(store: ObjectStore, target: Target, content_type: str, body: bytes) ->
         else:
             raise BadRequestError(f"{content_type[:64]} and this body are no patch")
         kept = "spec" if target.subresource else "status"
-        if target.full_resource == "pods" and fresh.get("spec") != stored.get("spec"):
-            raise InvalidError("spec: Forbidden: a pod's spec cannot be patched here")
         fresh = {key: value for key, value in fresh.items() if key != kept}
-        fresh |= {kept: stored[kept]} if kept in stored else {}
-        held, given = stored["metadata"], fresh["metadata"]
-        if given.get("resourceVersion") != held["resourceVersion"]:
-            raise ConflictError(f"{target.resource} {target.name}: the object has been modified")
-        if given.get("uid") != held["uid"]:
-            raise InvalidError(f"metadata.uid: Invalid value: {given.get('uid')}")
-        return fresh
+        return fresh | ({kept: stored[kept]} if kept in stored else {})
 
     return store.update(target.resource, target.namespace, target.name, change)
 

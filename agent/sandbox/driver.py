@@ -25,7 +25,6 @@ class SimulatedDriver:
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path
         self._closed = False
-        self._released: set[GpuUuid] = set()
         self._streams: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
     async def scan(self) -> Scan:
@@ -36,8 +35,7 @@ class SimulatedDriver:
         return reply.scan
 
     async def probe(self, uuid: GpuUuid) -> Probe:
-        """Check that one GPU answers. Raises DriverError; GpuError for a released GPU."""
-        self._refuse_released(uuid)
+        """Check that one GPU answers. Raises DriverError."""
         reply = await self._ask(HardwareRequest("probe", gpu=uuid))
         if reply.probe is None:
             raise _refused(reply)
@@ -45,7 +43,6 @@ class SimulatedDriver:
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """The present use of one GPU. Raises GpuError, DriverMissing, DriverError."""
-        self._refuse_released(uuid)
         try:
             async with asyncio.timeout(CALL_DEADLINE):
                 reply = await self._ask(HardwareRequest("sample", gpu=uuid))
@@ -66,12 +63,12 @@ class SimulatedDriver:
         try:
             async with talk.answering(self._socket_path, HardwareRequest("events")) as answer:
                 self._streams.add(answer)
-                reply = await talk.next_reply(answer, self._socket_path)
+                reply = await talk.next_reply(answer)
                 if reply != talk.STREAM_BEGINS:
                     raise _refused(reply)
                 if opened is not None:
                     opened()
-                while (reply := await talk.next_reply(answer, self._socket_path)).event is not None:
+                while (reply := await talk.next_reply(answer)).event is not None:
                     yield reply.event
                 raise _refused(reply)
         except DriverError:
@@ -79,16 +76,13 @@ class SimulatedDriver:
             raise
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        """Make no further calls about these GPUs. Simulated hardware has no handles to close."""
-        del everything
-        self._released |= set(uuids)
+        """Do nothing: simulated hardware has no handles to close."""
 
     def check(self) -> None:
         """Do nothing: there is no library."""
 
     def take_back(self, uuid: GpuUuid) -> None:
-        """Allow calls about a released GPU again."""
-        self._released.discard(uuid)
+        """Do nothing, as `release`."""
 
     async def renew(self) -> bool:
         """Return False: simulated hardware has no session to renew."""
@@ -99,10 +93,6 @@ class SimulatedDriver:
         self._closed = True
         while self._streams:
             self._streams.pop().close()
-
-    def _refuse_released(self, uuid: GpuUuid) -> None:
-        if uuid in self._released:
-            raise GpuError(uuid, "it is released: hami-agent recheck takes it back")
 
     def _refuse_closed(self) -> None:
         if self._closed:

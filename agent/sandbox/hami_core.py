@@ -1,7 +1,7 @@
 """A model of libvgpu.so, as far as the region of one container shows processes that use its GPUs.
 
-It writes the same bytes as HAMi-core's own code. How processes end, and how launches are held back,
-is not modelled.
+It writes what agent/hami/region.py reads, as HAMi-core's own code does. How processes end, and how
+launches are held back, is not modelled.
 Source: HAMi-core src/multiprocess/multiprocess_memory_limit.c and
 multiprocess_utilization_watcher.c at the commit that HAMi 2.9.0 pins. Older libraries have other
 layouts, which agent/hami/region.py reads; files that they wrote are its vectors.
@@ -17,11 +17,7 @@ from typing import Final
 from agent.hami.region import MAGIC, MAX_GPUS, UUID_SIZE, V1_2
 
 MEMORY_LIMIT: Final = "CUDA_DEVICE_MEMORY_LIMIT"
-CORE_LIMIT: Final = "CUDA_DEVICE_SM_LIMIT"
 PRIORITY: Final = "CUDA_TASK_PRIORITY"
-SEMAPHORES: Final = (24, 2008920)
-SEQLOCK: Final = 1936
-"""The offset in a slot."""
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _PURPOSES: Final = {"context": 0, "module": 8, "data": 16}
 _TOTAL: Final = 32
@@ -41,28 +37,6 @@ class HamiCoreRegion:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(self, environment: Mapping[str, str]) -> None:
-        """Make the region with the limits of the environment, unless it exists."""
-        offsets = self.offsets
-        with self.path.open("a+b"):
-            self.path.chmod(0o666)
-        if self.path.stat().st_size:
-            return
-
-        def limit(variable: str, index: int) -> int:
-            own = limit_of(environment.get(f"{variable}_{index}", ""))
-            return own or limit_of(environment.get(variable, ""))
-
-        memory = [limit(MEMORY_LIMIT, index) for index in range(MAX_GPUS)]
-        cores = [limit(CORE_LIMIT, index) or 100 for index in range(MAX_GPUS)]
-        self.put(offsets.size, "B", 0)
-        self.put(4, "II", *(offsets.version or ()))
-        self.put(offsets.memory_limits, "32Q", *memory, *cores)
-        for semaphore in SEMAPHORES:
-            self.put(semaphore, "III", 1, 0, 0x80)
-        self.put(offsets.tail, "iiii", 0, 1, 2, int(environment.get(PRIORITY, "1")))
-        self.put(0, "i", MAGIC)
-
     def name_gpus(self, uuids: Sequence[str]) -> None:
         """Write the GPUs, as the first nvmlInit of a process does."""
         for index, uuid in enumerate(uuids):
@@ -72,9 +46,21 @@ class HamiCoreRegion:
     def start(
         self, pid: int, environment: Mapping[str, str], now: dt.datetime
     ) -> "HamiCoreProcess":
-        """Begin a process, which takes the next slot. `pid`: in the container."""
-        self.create(environment)
+        """Begin a process, which takes the next slot. `pid`: in the container.
+
+        The first one makes the region, with the limits of its environment.
+        """
         offsets = self.offsets
+        if not self.path.exists():
+            self.path.touch()
+            self.path.chmod(0o666)
+            names = [(f"{MEMORY_LIMIT}_{index}", MEMORY_LIMIT) for index in range(MAX_GPUS)]
+            texts = [environment.get(own, environment.get(each, "")) for own, each in names]
+            self.put(offsets.size, "B", 0)
+            self.put(4, "II", *(offsets.version or ()))
+            self.put(offsets.memory_limits, f"{MAX_GPUS}Q", *map(limit_of, texts))
+            self.put(offsets.tail, "iiii", 0, 1, 2, int(environment.get(PRIORITY, "1")))
+            self.put(0, "i", MAGIC)
         number = self.get(offsets.tail, "i")
         self.put(offsets.tail, "i", number + 1)
         self.put(offsets.tail + 16, "Q", int(now.timestamp()))
@@ -108,14 +94,10 @@ class HamiCoreProcess:
         used = self.slot + offsets.used + gpu * offsets.memory_size
         for field in (used + _PURPOSES[purpose], used + _TOTAL):
             region.put(field, "Q", region.get(field, "Q") + size)
-        # The lock is odd during the change, and then even again.
-        region.put(self.slot + SEQLOCK, "Q", region.get(self.slot + SEQLOCK, "Q") + 2)
 
-    def watch(self, gpu: int, sm_percent: int, memory: int = 0) -> None:
+    def watch(self, gpu: int, sm_percent: int) -> None:
         """Write what NVML reports of the process, as the watcher's thread does."""
         offsets = self._region.offsets
-        monitored = self.slot + offsets.used + MAX_GPUS * offsets.memory_size
-        self._region.put(monitored + 8 * gpu, "Q", memory)
         utilisation = self.slot + offsets.utilisation + gpu * offsets.utilisation_size
         self._region.put(utilisation + 16, "Q", sm_percent)
 

@@ -5,11 +5,11 @@ Time is the running loop's.
 """
 
 import asyncio
+import contextlib
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from agent.errors import AgentError, DriverError, DriverMissing, PermissionFault, SettingsError, cap
+from agent.errors import AgentError, DriverMissing, PermissionFault, SettingsError, cap
 from agent.health.judge import XidClass, xid_class
 from agent.model import (
     DriverEvent,
@@ -47,8 +47,6 @@ MOST_GPUS: Final = 64
 LOST: Final = "GPU is lost"
 REFUSED: Final = "GPU requires restart"
 """The error text of the library."""
-RESET_TIME: Final = 1.0
-"""Seconds for which a GPU is lost during its reset."""
 
 
 class GpuProfile(NamedTuple):
@@ -71,15 +69,8 @@ PROFILES: Final[Mapping[str, GpuProfile]] = {
 }
 
 
-class Description(msgspec.Struct, frozen=True):
-    """The hardware of one node at power-on. GPUs are sorted by index."""
-
-    driver_version: str
-    gpus: tuple[Gpu, ...]
-
-
-def described(spec: str) -> Description:
-    """The hardware that `PROFILE:COUNT` or `PROFILE` describes. Raises SettingsError."""
+def described(spec: str) -> tuple[Gpu, ...]:
+    """The GPUs that `PROFILE:COUNT` or `PROFILE` describes, by index. Raises SettingsError."""
     key, colon, count = spec.partition(":")
     if key not in PROFILES:
         names = ", ".join(PROFILES)
@@ -87,7 +78,7 @@ def described(spec: str) -> Description:
     count = count if colon else "1"
     if not (count.isascii() and count.isdigit() and int(count) <= MOST_GPUS):
         raise SettingsError(f"--simulate {spec}: `{count}` is not a number up to {MOST_GPUS}")
-    return Description(DRIVER_VERSION, _gpus_of(key, int(count)))
+    return _gpus_of(key, int(count))
 
 
 def _derived_uuid(seed: str) -> GpuUuid:
@@ -125,6 +116,10 @@ def _gpus_of(key: str, count: int) -> tuple[Gpu, ...]:
     )
 
 
+Owner = tuple[str, str]
+"""Pod UID and container name."""
+
+
 class HardwareError(AgentError):
     """The hardware has no answer, or cannot do what was requested; nothing changed.
 
@@ -141,7 +136,7 @@ class SimulatedGpu:
     """One simulated GPU. `xids`: all XIDs that it has reported.
 
     `lost`: it does not answer. `refused`: the driver only answers that it must be reset.
-    `used_mib`, `percent`: what processes use of it.
+    `uses`: the MiB and the percent of its time that the process of each owner uses.
     """
 
     gpu: Gpu
@@ -149,8 +144,7 @@ class SimulatedGpu:
     needs_reset: bool = False
     refused: bool = False
     xids: tuple[int, ...] = ()
-    used_mib: int = 0
-    percent: int = 0
+    uses: dict[Owner, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -163,11 +157,10 @@ class SimulatedGpu:
 class SimulatedHardware:
     """The GPUs of one node and the driver's log of events."""
 
-    def __init__(self, description: Description) -> None:
-        self.driver_version = description.driver_version
-        self._states = {gpu.uuid: SimulatedGpu(gpu) for gpu in description.gpus}
-        self._cursors: weakref.WeakSet[EventCursor] = weakref.WeakSet()
-        self._serial = len(description.gpus)
+    def __init__(self, gpus: Collection[Gpu]) -> None:
+        self._states = {gpu.uuid: SimulatedGpu(gpu) for gpu in gpus}
+        self._listeners: weakref.WeakSet[asyncio.Queue[DriverEvent]] = weakref.WeakSet()
+        self._serial = len(gpus)
         self._hang_until = 0.0
 
     @property
@@ -195,7 +188,7 @@ class SimulatedHardware:
                 faults.append(GpuFault(state.gpu.uuid, *said, state.gpu.index))
             else:
                 gpus.append(state.gpu)
-        return Scan(self.driver_version, tuple(gpus), tuple(faults))
+        return Scan(DRIVER_VERSION, tuple(gpus), tuple(faults))
 
     def probe(self, uuid: GpuUuid) -> Probe:
         """The probe of one GPU that the driver returns."""
@@ -211,14 +204,15 @@ class SimulatedHardware:
 
     def sample(self, uuid: GpuUuid) -> GpuSample:
         """The use of the GPU. Raises HardwareError."""
-        state = self._answering(uuid)
+        uses = self._answering(uuid).uses.values()
+        percent = min(100, sum(percent for _, percent in uses))
         return GpuSample(
             uuid,
-            gpu_percent=state.percent,
+            gpu_percent=percent,
             memory_percent=0,
-            used_mib=state.used_mib,
-            celsius=30 + state.percent // 2,
-            milliwatts=70_000 + 6_000 * state.percent,
+            used_mib=sum(mib for mib, _ in uses),
+            celsius=30 + percent // 2,
+            milliwatts=70_000 + 6_000 * percent,
             ecc_corrected=0,
             ecc_uncorrected=0,
         )
@@ -231,12 +225,14 @@ class SimulatedHardware:
 
     # Changes of the hardware.
 
-    def use(self, name: str, mib: int, percent: int) -> SimulatedGpu:
-        """A process on GPU `name` begins to use so many MiB, and so much of its time."""
-        state = self.find(name)
-        state.used_mib += mib
-        state.percent = min(100, state.percent + percent)
-        return state
+    def use(self, name: str, owner: Owner, mib: int, percent: int) -> None:
+        """A process of `owner` begins to use so many MiB of GPU `name`, and so much of its time."""
+        self.find(name).uses[owner] = mib, percent
+
+    def end_others(self, owners: Collection[Owner]) -> None:
+        """Processes of all but these owners end."""
+        for state in self.states:
+            state.uses = {owner: use for owner, use in state.uses.items() if owner in owners}
 
     def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number` and gets the state that follows from it."""
@@ -260,18 +256,10 @@ class SimulatedHardware:
         return state
 
     def restore(self, name: str) -> SimulatedGpu:
-        """GPU `name` is reset and comes back healthy.
-
-        A GPU that needs a reset is lost for RESET_TIME first, as a real one. A refused GPU is not:
-        its reset ends before the next call.
-        """
+        """GPU `name` is reset and comes back healthy before the next call."""
         state = self.find(name)
-        if state.needs_reset and not (state.lost or state.refused):
-            state.lost = True
-            asyncio.get_running_loop().call_later(RESET_TIME, self._end_reset, state)
-            self._report(DriverEvent(EventKind.CHANGED))
-        else:
-            self._end_reset(state)
+        state.lost = state.needs_reset = state.refused = False
+        self._report(DriverEvent(EventKind.CHANGED))
         return state
 
     def hang(self, seconds: float) -> None:
@@ -308,11 +296,11 @@ class SimulatedHardware:
 
     # The log of events.
 
-    def subscribe(self) -> "EventCursor":
-        """A reader of the events from now on."""
-        cursor = EventCursor(self)
-        self._cursors.add(cursor)
-        return cursor
+    def subscribe(self) -> asyncio.Queue[DriverEvent]:
+        """The events from now on, for as long as the queue is held. A hung driver reports none."""
+        events = asyncio.Queue[DriverEvent]()
+        self._listeners.add(events)
+        return events
 
     def _answering(self, uuid: GpuUuid) -> SimulatedGpu:
         state = self._states.get(uuid)
@@ -325,26 +313,8 @@ class SimulatedHardware:
         return state
 
     def _report(self, event: DriverEvent) -> None:
-        for cursor in self._cursors:
-            cursor.waiting.put_nowait(event)
-
-    def _end_reset(self, state: SimulatedGpu) -> None:
-        state.lost = state.needs_reset = state.refused = False
-        self._report(DriverEvent(EventKind.CHANGED))
-
-
-class EventCursor:
-    """One subscriber, with the events that it has not taken yet."""
-
-    def __init__(self, hardware: SimulatedHardware) -> None:
-        self._hardware = hardware
-        self.waiting: asyncio.Queue[DriverEvent] = asyncio.Queue()
-
-    async def next(self) -> tuple[DriverEvent, ...]:
-        """Wait for the next events, at least one."""
-        first = await self.waiting.get()
-        await self._hardware.until_answering()
-        return (first, *(self.waiting.get_nowait() for _ in range(self.waiting.qsize())))
+        for listener in self._listeners:
+            listener.put_nowait(event)
 
 
 # The server of the control socket of simulated hardware, for people and the agent's driver.
@@ -355,30 +325,35 @@ FAREWELL: Final = 1.0
 _DONE: Final = {
     "lose": "is lost",
     "refuse": "answers no more until it is reset",
-    "restore": "is being restored",
+    "restore": "is restored",
     "remove": "is unplugged",
 }
 log = structlog.get_logger(__name__)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> AsyncIterator[None]:
     """Serve `hardware` at `socket_path` (mode 0600) while the context lasts.
 
     Raises PermissionFault if the socket cannot be created or another simulation serves it.
     """
-    await _refuse_a_second(socket_path)
+    with contextlib.suppress(DriverMissing):
+        await talk.ask(socket_path, HardwareRequest("list"))
+        raise PermissionFault(
+            f"{socket_path}: another simulation serves this socket; stop it first"
+        )
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         reply = await _reply(hardware, await request.read())
         if reply != talk.STREAM_BEGINS:
             return web.Response(body=_line(reply))
-        cursor, response = hardware.subscribe(), web.StreamResponse()
+        events, response = hardware.subscribe(), web.StreamResponse()
         await response.prepare(request)
         await response.write(_line(reply))
         while True:  # until the peer is gone, which cancels this
-            for event in await cursor.next():
-                await response.write(_line(HardwareReply("", event=event)))
+            event = await events.get()
+            await hardware.until_answering()
+            await response.write(_line(HardwareReply("", event=event)))
 
     server = web.Server(answer, handler_cancellation=True, access_log=None)
     try:
@@ -390,24 +365,17 @@ async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> Asyn
     try:
         yield
     finally:
-        listener.close()
         socket_path.unlink(missing_ok=True)  # noqa: ASYNC240 -- one system call on a run directory
-        for connection in server.connections:
-            if connection.transport is not None:
-                connection.transport.abort()
-        await server.shutdown(FAREWELL)
+        await end_server(server, listener)
 
 
-async def _refuse_a_second(socket_path: Path) -> None:
-    """Raise PermissionFault if a process listens on the socket."""
-    try:
-        async with asyncio.timeout(FAREWELL):
-            await talk.ask(socket_path, HardwareRequest("list"))
-    except DriverMissing:
-        return
-    except (DriverError, TimeoutError):
-        pass
-    raise PermissionFault(f"{socket_path}: another simulation serves this socket; stop it first")
+async def end_server(server: web.Server, listener: asyncio.Server) -> None:
+    """Close the listener and cut every connection, even in the middle of an answer."""
+    listener.close()
+    for connection in server.connections:
+        if connection.transport is not None:
+            connection.transport.abort()
+    await server.shutdown(FAREWELL)
 
 
 def _line(reply: HardwareReply) -> bytes:
@@ -418,18 +386,17 @@ async def _reply(hardware: SimulatedHardware, body: bytes) -> HardwareReply:
     try:
         request = msgspec.json.decode(body, type=HardwareRequest)
         if request.verb in get_args(talk.DriverCall):
-            return await _drive(hardware, request)
-        return _control(hardware, request)
+            await hardware.until_answering()
+        return _act(hardware, request)
     except msgspec.MsgspecError as error:
         return HardwareReply(f"not a request: {cap(str(error))}", "malformed")
     except HardwareError as error:
         return HardwareReply(str(error), error.why)
 
 
-async def _drive(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
-    """Answer a request of the driver; wait while the driver hangs."""
+def _act(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
+    """Answer the driver, or do what a person asks for. Raises HardwareError."""
     uuid = GpuUuid(request.gpu)
-    await hardware.until_answering()
     match request.verb:
         case "scan":
             return HardwareReply("", scan=hardware.scan())
@@ -437,13 +404,8 @@ async def _drive(hardware: SimulatedHardware, request: HardwareRequest) -> Hardw
             return HardwareReply("", probe=hardware.probe(uuid))
         case "sample":
             return HardwareReply("", sample=hardware.sample(uuid))
-        case _:
+        case "events":
             return talk.STREAM_BEGINS
-
-
-def _control(hardware: SimulatedHardware, request: HardwareRequest) -> HardwareReply:
-    """Do what a person asks for at once. Raises HardwareError."""
-    match request.verb:
         case "hang":
             hardware.hang(request.seconds)
             log.info("simulation.hang", seconds=request.seconds)

@@ -74,7 +74,8 @@ async def answering(
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """The answer to a request, for `next_reply`. Closing it ends it from outside.
 
-    Raises DriverMissing: no process serves the socket; DriverError: the connection broke.
+    Raises DriverMissing: no process serves the socket; DriverError: it does not answer as simulated
+    hardware.
     """
     async with aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(socket_path)),
@@ -89,27 +90,17 @@ async def answering(
                 f"no simulated hardware answers at {socket_path} ({error.strerror or error}); "
                 "is an agent with --simulate running?"
             ) from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise DriverError(
-                f"the connection to the simulated hardware at {socket_path} broke:"
-                f" {cap(str(error))}"
-            ) from error
+        except (aiohttp.ClientError, ValueError, msgspec.MsgspecError) as error:
+            text = f"simulated hardware at {socket_path} gives no answer: {cap(str(error))}"
+            raise DriverError(text) from error
 
 
-async def next_reply(answer: aiohttp.ClientResponse, socket_path: Path) -> HardwareReply:
-    """The next reply of an answer. Raises DriverError: none comes, or it is no reply."""
-    line = await answer.content.readline()
-    if not line.endswith(b"\n"):
-        raise DriverError(f"the simulated hardware at {socket_path} ended the connection")
-    try:
-        return msgspec.json.decode(line, type=HardwareReply)
-    except msgspec.MsgspecError as error:
-        raise DriverError(
-            f"the answer at {socket_path} is not one of simulated hardware: {cap(str(error))}"
-        ) from error
+async def next_reply(answer: aiohttp.ClientResponse) -> HardwareReply:
+    """The next reply of an answer, inside the block of `answering`."""
+    return msgspec.json.decode(await answer.content.readline(), type=HardwareReply)
 
 
 async def ask(socket_path: Path, request: HardwareRequest) -> HardwareReply:
     """The reply to `request`. The caller sets the deadline. Raises DriverError, DriverMissing."""
     async with answering(socket_path, request) as answer:
-        return await next_reply(answer, socket_path)
+        return await next_reply(answer)

@@ -7,13 +7,10 @@
   It gets `GoneError` once the history no longer has its position.
 """
 
-import asyncio
-import math
 import random
 import uuid
-import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from typing_extensions import override
 
+from agent.kit.cell import Cell, News
 from agent.ports import Clock
 
 # The API server's refusals: one class for each reason of a Status object.
@@ -30,7 +28,7 @@ Json = dict[str, Any]
 
 
 class StatusError(Exception):
-    """A refusal of the API server; `message` is the text of the Status object."""
+    """A refusal of the API server; its text is the message of the Status object."""
 
     code: ClassVar[int] = 500
     reason: ClassVar[str] = "InternalError"
@@ -40,13 +38,9 @@ class StatusError(Exception):
         super().__init_subclass__()
         cls.code, cls.reason = code, reason
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
     def status(self) -> Json:
         """The `Status` object that a client of the real server receives, without its details."""
-        told = {"message": self.message, "reason": self.reason, "code": self.code}
+        told = {"message": str(self), "reason": self.reason, "code": self.code}
         return status_of("Failure") | told
 
 
@@ -102,15 +96,6 @@ KINDS: Final[Mapping[str, str]] = {
 }
 CLUSTER_SCOPED: Final = frozenset({"nodes", "namespaces"})
 DEFAULT_GRACE: Final = 30
-_NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-_FIELDS: Final[Mapping[str, Collection[str]]] = {
-    "nodes": ("metadata.name",),
-    "namespaces": ("metadata.name",),
-    "pods": ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"),
-    "events": tuple(f"involvedObject.{part}" for part in ("kind", "name", "namespace", "uid")),
-    "resourcequotas": (),
-}
-"""The selectable fields of each resource, as far as clients use them."""
 
 
 class Change(NamedTuple):
@@ -130,23 +115,20 @@ class WriteRecord(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The objects of one list or watch: by resource, namespace ("": all) and field selector."""
+    """The objects of one list or watch: by resource and field selector."""
 
     resource: str
-    namespace: str
     fields: Mapping[str, str]
 
     def has(self, stored: Json | None) -> bool:
         """Whether it contains the object."""
         if stored is None:
             return False
-        if self.namespace and stored["metadata"].get("namespace") != self.namespace:
-            return False
         for field, wanted in self.fields.items():
             label, is_unlike, _ = field.partition("!=")
             part, _, key = label.partition(".")
-            value = (stored.get(part) or {}).get(key) if key else stored.get(part)
-            if ((value or "") != wanted) is not bool(is_unlike):
+            value = (stored.get(part) or {}).get(key) or ""
+            if (value != wanted) is not bool(is_unlike):
                 return False
         return True
 
@@ -180,7 +162,7 @@ class Subscription:
 
     async def __anext__(self) -> Change:
         while (change := self.take()) is None:
-            await self._store.until_written()
+            await News(self._store.writes).wait()
         return change
 
     @property
@@ -208,7 +190,7 @@ class ObjectStore:
     """Nodes, pods, events, quotas and namespaces of one cluster; synchronous, for one event loop.
 
     The store returns its own objects: read them, never change them. It keeps the latest `history`
-    writes of each resource. `heard` is called after each write.
+    writes of each resource. `writes` changes with each write.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, history: int = 1000) -> None:
@@ -218,11 +200,9 @@ class ObjectStore:
         self._objects: dict[str, dict[tuple[str, str], Json]] = {kind: {} for kind in KINDS}
         self._records: dict[str, list[WriteRecord]] = {kind: [] for kind in KINDS}
         self._forgotten = dict.fromkeys(KINDS, 0)
-        self._followers: weakref.WeakSet[Subscription] = weakref.WeakSet()
-        self._changed = asyncio.Event()
         self.version = 1
         """The resource version of the latest write."""
-        self.heard: Callable[[], None] = lambda: None
+        self.writes = Cell(self.version)
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
         """The object of that name; Nodes have no namespace. Raises NotFoundError."""
@@ -231,11 +211,9 @@ class ObjectStore:
             raise NotFoundError(f'{resource} "{name}" not found')
         return found
 
-    def select(
-        self, resource: str, *, namespace: str = "", fields: Mapping[str, str] | None = None
-    ) -> list[Json]:
-        """All objects that match, by namespace and name. Raises BadRequestError: no such field."""
-        selection, objects = _selection(resource, namespace, fields), self._objects[resource]
+    def select(self, resource: str, *, fields: Mapping[str, str] | None = None) -> list[Json]:
+        """All objects that match, by namespace and name."""
+        selection, objects = Selection(resource, fields or {}), self._objects[resource]
         return [objects[key] for key in sorted(objects) if selection.has(objects[key])]
 
     def create(self, resource: str, obj: Json) -> Json:
@@ -246,8 +224,7 @@ class ObjectStore:
         fresh = deepcopy(obj)
         metadata = fresh.setdefault("metadata", {})
         if not metadata.get("name") and metadata.get("generateName"):
-            letters = self._rng.choices(_NAME_LETTERS, k=5)
-            metadata["name"] = metadata["generateName"] + "".join(letters)
+            metadata["name"] = f"{metadata['generateName']}{self._rng.getrandbits(20):05x}"
         if not metadata.get("name"):
             raise InvalidError("metadata.name: Required value: name or generateName is required")
         if resource in CLUSTER_SCOPED:
@@ -273,18 +250,19 @@ class ObjectStore:
         change: Callable[[Json], Json],
         *,
         uid: str | None = None,
-        resource_version: str | None = None,
     ) -> Json:
         """Replace an object by the result of `change` on a copy. Without a difference, no write.
 
-        Raises NotFoundError; ConflictError: another UID, or another version than the caller knew.
+        Raises NotFoundError; ConflictError: another UID, or the result names another version;
+        InvalidError: the result names another UID.
         """
-        current = self.get(resource, namespace, name)
-        _require(resource, current, uid, resource_version)
+        current = self._require(resource, namespace, name, uid)
         fresh = change(deepcopy(current))
-        for fixed in ("name", "namespace", "uid", "creationTimestamp", "resourceVersion"):
-            if fixed in current["metadata"]:
-                fresh["metadata"][fixed] = current["metadata"][fixed]
+        held, given = current["metadata"], fresh["metadata"]
+        if given["resourceVersion"] != held["resourceVersion"]:
+            raise ConflictError(f"{resource} {name}: the object has been modified")
+        if given["uid"] != held["uid"]:
+            raise InvalidError(f"metadata.uid: Invalid value: {given['uid']}")
         if fresh == current:
             return current
         return self._write(resource, _key(resource, namespace, name), fresh)
@@ -321,8 +299,7 @@ class ObjectStore:
         `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the last
         version of the object that watchers got. Raises NotFoundError; ConflictError: another UID.
         """
-        current = self.get(resource, namespace, name)
-        _require(resource, current, uid, None)
+        current = self._require(resource, namespace, name, uid)
         if resource != "pods":
             return self._remove(resource, _key(resource, namespace, name))
         if grace is None:
@@ -334,27 +311,19 @@ class ObjectStore:
         return self._remove("pods", (namespace, name))
 
     def subscribe(
-        self,
-        resource: str,
-        since: int | None,
-        *,
-        namespace: str = "",
-        fields: Mapping[str, str] | None = None,
+        self, resource: str, since: int | None, *, fields: Mapping[str, str] | None = None
     ) -> Subscription:
         """Follow the objects that match: an endless async iterator of `Change`.
 
         `since` None starts with one ADDED for each existing object. A number continues after that
-        version. Raises BadRequestError as `select` does; GoneError: `since` is older than the
-        history.
+        version. Raises GoneError: `since` is older than the history.
         """
-        found = self.select(resource, namespace=namespace, fields=fields)
-        if since is not None:
-            self.after(resource, since)
-            found = []
-        cursor = self.version if since is None else since
-        selection = _selection(resource, namespace, fields)
-        self._followers.add(follower := Subscription(self, selection, cursor, found))
-        return follower
+        selection = Selection(resource, fields or {})
+        if since is None:
+            found = self.select(resource, fields=fields)
+            return Subscription(self, selection, self.version, found)
+        self.after(resource, since)
+        return Subscription(self, selection, since, [])
 
     def after(self, resource: str, since: int) -> list[WriteRecord]:
         """The writes after a version. Raises GoneError: the history has not all of them."""
@@ -363,20 +332,11 @@ class ObjectStore:
         records = self._records[resource]
         return records[bisect_right(records, since, key=lambda record: record.version) :]
 
-    async def until_written(self) -> None:
-        """Return after the next write."""
-        await self._changed.wait()
-
     def forget_history(self) -> None:
         """Drop the history, as a compaction does. Subscribers that are not up to date are Gone."""
-        before = self.version
-        self.version += 1
         for resource, records in self._records.items():
             records.clear()
             self._forgotten[resource] = self.version
-        for follower in self._followers:
-            if follower.cursor >= before:
-                follower.cursor = self.version
 
     def _write(self, resource: str, key: tuple[str, str], fresh: Json) -> Json:
         fresh["metadata"]["resourceVersion"] = str(self.version + 1)
@@ -398,21 +358,23 @@ class ObjectStore:
         if len(records) > self._limit:
             self._forgotten[resource] = records[-self._limit - 1].version
             del records[: -self._limit]
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-        self.heard()
+        self.writes.set(self.version)
 
     def _mark(self, namespace: str, name: str, grace: int) -> Json:
-        """Mark a pod as deleted. A longer period does not replace a shorter one."""
+        """Mark a pod as deleted."""
 
         def mark(fresh: Json) -> Json:
-            metadata = fresh["metadata"]
-            if grace < metadata.get("deletionGracePeriodSeconds", math.inf):
-                metadata["deletionTimestamp"] = self._stamp(grace)
-                metadata["deletionGracePeriodSeconds"] = grace
+            fresh["metadata"]["deletionTimestamp"] = self._stamp(grace)
+            fresh["metadata"]["deletionGracePeriodSeconds"] = grace
             return fresh
 
         return self.update("pods", namespace, name, mark)
+
+    def _require(self, resource: str, namespace: str, name: str, uid: str | None) -> Json:
+        current = self.get(resource, namespace, name)
+        if uid is not None and uid != (held := current["metadata"]["uid"]):
+            raise ConflictError(f"{resource} {name}: the UID is {held}, not {uid}")
+        return current
 
     def _stamp(self, ahead: int = 0) -> str:
         moment = self._clock.now() + timedelta(seconds=ahead)
@@ -425,18 +387,3 @@ def _at_version(stored: Json, version: int) -> Json:
 
 def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:
     return ("" if resource in CLUSTER_SCOPED else namespace, name)
-
-
-def _selection(resource: str, namespace: str, fields: Mapping[str, str] | None) -> Selection:
-    for field in fields or ():
-        if field.partition("!=")[0] not in _FIELDS[resource]:
-            raise BadRequestError(f"field label not supported: {field}")
-    return Selection(resource, namespace, dict(fields or {}))
-
-
-def _require(resource: str, current: Json, uid: str | None, version: str | None) -> None:
-    held = current["metadata"]
-    if uid is not None and uid != held["uid"]:
-        raise ConflictError(f"{resource} {held['name']}: the UID is {held['uid']}, not {uid}")
-    if version is not None and version != held["resourceVersion"]:
-        raise ConflictError(f"{resource} {held['name']}: the object has been modified")

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from agent.errors import Refusal, RefusalReason
-from agent.sandbox.hardware import Description, SimulatedHardware
+from agent.sandbox.hardware import SimulatedHardware
 from agent.web.server import livez, readyz
 from tests.app.front_node import FrontNode, joined, running, watched
 from tests.builders import a_gpu
@@ -58,7 +58,7 @@ class HungNode:
 
 @contextlib.asynccontextmanager
 async def a_node() -> AsyncIterator[HungNode]:
-    hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
+    hardware = SimulatedHardware((a_gpu(index=0), a_gpu(index=1)))
     async with running(joined(HardwareDriver(hardware))) as node:
         yield HungNode(hardware, node)
 

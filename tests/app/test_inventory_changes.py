@@ -21,7 +21,7 @@ from agent.model import (
     Trouble,
     slice_id,
 )
-from agent.sandbox.hardware import Description, SimulatedHardware
+from agent.sandbox.hardware import SimulatedHardware
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import HardwareDriver, ScriptedDriver
@@ -189,16 +189,17 @@ async def test_after_a_reboot_that_shuffled_the_indexes_each_pod_has_the_gpu_it_
 
 
 async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_events():
-    hardware = SimulatedHardware(Description("570.86.15", tuple(gpus(2))))
+    hardware = SimulatedHardware(gpus(2))
     async with running(joined(HardwareDriver(hardware))) as node:
         hardware.xid("1", 48)
         await asyncio.sleep(100)
-        hardware.restore("1")
-        await asyncio.sleep(0.5)
+        hardware.lose("1")
+        await asyncio.sleep(100)
         assert (Condition.LOST, False) == (
             node.shared(G1).health.condition,
             node.shared(G1).present,
         )
+        hardware.restore("1")
         await asyncio.sleep(500)
         # A reset was enough for the XID, a GPU that is lost needs a reboot, and one that is back
         # needs nothing: who reads Events alone would else reboot the node during the cool-down.

@@ -38,8 +38,8 @@ async def served(
     async with open_cluster(options) as cluster:
         await cluster.start_agent()
         await reach(cluster, lambda: cluster.allocatable() == gpus * split_count)
-        await reach(cluster, lambda: cluster.api.journal.watches(cluster.user) >= 2)
-        await reach(cluster, lambda: cluster.api.journal.writes(cluster.user) >= 1)
+        await reach(cluster, lambda: cluster.api.open_watches >= 2)
+        await reach(cluster, lambda: cluster.api.asked[cluster.user, "patch", "nodes"] >= 1)
         await reach(cluster, lambda: cluster.web_address is not None)
         yield cluster
 

@@ -31,7 +31,7 @@ async def restarts(runs: int) -> list[Figure]:
         history = cluster.kubelet.history
         for _ in range(runs):
             begun, seen = asyncio.get_running_loop().time(), len(history.of("listed"))
-            await cluster.kill_agent()
+            await cluster.agent.kill()
             await cluster.start_agent()
             await reach(cluster, partial(_has_more, cluster, seen))
             killed.append((history.of("listed")[-1].elapsed - begun) * 1000)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class NodeStory:
         self.world, self.here, self.patch = world, here, patch
         self.lock = LockFile(here / "run/lock")
         self.stack = contextlib.AsyncExitStack()
-        self._asked, self._calls, self._left = list[str](), 0, ""
+        self._asked, self._calls, self._left = list[str](), Counter[tuple[str, str, str]](), ""
         (here / "run").mkdir()
         patch.setattr("agent.cli.node.WAIT", 0.0)
 
@@ -187,10 +188,10 @@ class NodeStory:
         said = await asyncio.to_thread(ran, rest.replace("HERE", f"{self.here}"), environ)
         said = said.replace(f"{self.here}", "HERE")
         said = re.sub(r"(127.0.0.1(?::|', )|pid )\d+", r"\1NUMBER", said)
-        calls = [*self.world.model.journal.calls]
-        names = {f"{one.verb} {one.resource}" for one in calls[self._calls :]}
+        calls = self.world.model.asked.copy()
+        names = {f"{verb} {resource}" for _, verb, resource in calls - self._calls}
         asked = [*self._asked, *sorted(names)]
-        before, self._left, self._asked, self._calls = self._left, self.left(), [], len(calls)
+        before, self._left, self._asked, self._calls = self._left, self.left(), [], calls
         left = self._left if self._left != before else "nothing is changed\n"
         return f"{line}\n{said}asked: {', '.join(asked) or 'nothing'}\n{left}"
 

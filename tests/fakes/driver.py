@@ -157,9 +157,10 @@ class HardwareDriver(ScriptedDriver):
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         self.streams += 1
-        cursor = self.hardware.subscribe()
+        events = self.hardware.subscribe()
         if opened is not None:
             opened()
         while True:
-            for event in await cursor.next():
-                yield event
+            event = await events.get()
+            await self.hardware.until_answering()
+            yield event

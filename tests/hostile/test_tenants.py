@@ -107,7 +107,7 @@ async def while_full(node: Node) -> str:
     assert agent == node.agent
 
     rows = {row.key for row in ledger_on_disk(cluster).rows}
-    await cluster.kill_agent()
+    await cluster.agent.kill()
     assert await offers(cluster, 0)
     await cluster.start_agent()
     assert await cluster.until(lambda: bool(cluster.web_address), 20), cluster.log.last(20)

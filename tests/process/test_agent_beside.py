@@ -51,7 +51,7 @@ async def test_alone_on_a_node_it_registers_nothing_and_writes_nothing():
         assert "hami_build_info" not in metrics, "the series of HAMi's monitor are its own"
         assert 0 == await child.stop()
 
-        assert {"watch"} == {verb for _, verb, _ in cluster.api.journal.counts}
+        assert {"watch"} == {verb for _, verb, _ in cluster.api.asked}
         assert REGISTER not in cluster.node_annotations()
         assert [] == cluster.kubelet.history.of("registered")
         assert ["kubelet.sock"] == [path.name for path in cluster.places.plugins.glob("*.sock")]
@@ -63,19 +63,19 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
     async with open_cluster(options()) as opened:
         cluster = await started(opened)
         first = cluster.agent
-        journal, user = cluster.api.journal, cluster.user
+        asked = cluster.api.asked
 
         def is_settled() -> bool:
             """Its last change at a start is the copy of the settings with the Node's labels."""
             copy = copied_settings(cluster)
-            is_seen = (journal.writes(user), journal.watches(user)) == (1, 2)
+            is_seen = asked[cluster.user, "patch", "nodes"] == 1 and cluster.api.open_watches == 2
             return is_seen and copy is not None and bool(copy.labels)
 
         assert await comes(is_settled)
         # It reads nothing of other pods, and writes nothing but the annotation.
-        asked = {"watch nodes", "list pods", "watch pods", "patch nodes"}
-        assert asked == {f"{verb} {resource}" for _, verb, resource in journal.counts}
-        assert {1} == {*journal.counts.values()}
+        kinds = {"watch nodes", "list pods", "watch pods", "patch nodes"}
+        assert kinds == {f"{verb} {resource}" for _, verb, resource in asked}
+        assert {1} == {*asked.values()}
         state = files(cluster.places.state)
 
         child = await observer(cluster)
@@ -87,7 +87,8 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
         assert "[+]observed ok" in page
         assert [] == would_write(cluster, child)
         assert 0 == await child.stop()
-        assert 1 == journal.writes(user)
+        assert kinds == {f"{verb} {resource}" for _, verb, resource in asked}
+        assert 1 == asked[cluster.user, "patch", "nodes"]
         assert state == files(cluster.places.state)
         assert 1 == len(cluster.kubelet.history.of("registered"))
         assert first.code is None

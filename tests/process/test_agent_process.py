@@ -84,9 +84,9 @@ async def test_settings_are_followed_and_the_last_good_ones_start_the_next_agent
             return copy is not None and copy.own is not None and b"6" in copy.own.content
 
         assert await comes(is_copied)
-        assert 0 == await cluster.stop_agent()
+        assert 0 == await cluster.agent.stop()
         assert {"kubelet.sock"} == {path.name for path in cluster.places.plugins.glob("*.sock")}
-        assert ["agent.stopped"] == [line.event for line in cluster.log if line.event][-1:]
+        assert ["agent.stopped"] == [line.event for line in cluster.log.lines if line.event][-1:]
         config.write_text("sharing: {splitCuont: 6}")
         await started(cluster, slices=6)
         (line,) = cluster.log.of("config.rejected")
@@ -101,7 +101,7 @@ async def test_on_a_state_disk_that_takes_nothing_rows_are_kept_and_slices_come_
         assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
         (row,) = ledger_on_disk(cluster).rows
         cluster.places.state.chmod(0o500)  # no capability helps the agent's root
-        await cluster.kill_agent()
+        await cluster.agent.kill()
         pid = (await cluster.start_agent()).pid
         assert await cluster.until(lambda: bool(cluster.log.of("list.changed", pid)), PATIENCE)
         assert row.key in {one.key for one in ledger_on_disk(cluster).rows}
@@ -267,7 +267,7 @@ PAGES = "/ /api/v1/status /api/v1/settings /readyz?verbose /metrics /nothing"
 
 async def test_no_token_is_in_a_log_line_or_a_page():
     def log() -> str:
-        return "\n".join(line.text for line in opened.log)
+        return "\n".join(line.text for line in opened.log.lines)
 
     async with open_cluster(options("--log-level", "debug")) as opened:
         text = opened.places.kubeconfig.read_text()
@@ -279,10 +279,10 @@ async def test_no_token_is_in_a_log_line_or_a_page():
         pages = [(await fetch(address, path)).text for path in PAGES.split()]
         # A server that takes the token no more is told of, with the address and without the token.
         cluster.places.kubeconfig.write_text(text.replace(token, f"{token}-and-more"))
-        await cluster.kill_agent()
+        await cluster.agent.kill()
         await cluster.start_agent()
         assert await cluster.until(lambda: "answered 401" in log(), PATIENCE)
-        code = await cluster.stop_agent()
+        code = await cluster.agent.stop()
 
     assert 0 == code
     assert [] == [page for page in (log(), *pages) if token in page]

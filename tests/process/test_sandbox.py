@@ -14,8 +14,10 @@ import pytest
 
 from agent.cli.main import dispatch, parser_of
 from agent.cli.sandbox import MEASURES
+from agent.sandbox.lab.cluster import NAMESPACE, open_cluster
+from agent.sandbox.scenario.default import OPENING, act, open_stage
 from agent.sandbox.scenario.stage import promises
-from tests.process.agent_process import ENVIRON, ROOT, run
+from tests.process.agent_process import ENVIRON, PATIENCE, ROOT, options, run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -72,6 +74,21 @@ def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
 def test_too_few_gpus_or_slices_are_wrong_usage(words, expected, capsys):
     assert 2 == dispatch(["sandbox", *words], ENVIRON)
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.looptime(False)
+async def test_the_process_of_a_deleted_pod_uses_its_gpu_no_more():
+    async with open_cluster(options(gpus=1)) as cluster:
+        stage = open_stage(cluster, 10, lambda _: None)
+        await act(stage, OPENING)
+        (uuid,) = stage.gpus
+
+        def used() -> int | None:
+            return cluster.hardware.sample(uuid).used_mib
+
+        assert (["one", "trio", "prepared"], 2304) == (stage.placed, used())
+        cluster.store.delete("pods", NAMESPACE, "one")
+        assert await cluster.until(lambda: used() == 1280, PATIENCE)
 
 
 @pytest.fixture

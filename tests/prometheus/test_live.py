@@ -117,6 +117,6 @@ async def test_promtool_has_no_complaint_about_the_page(tmp_path):
         assert await prometheus.until('hami_agent_degraded{reason="settings"} == 1')
         assert {"HamiAgentSettingsRejected"} == await found(prometheus)
 
-        await cluster.kill_agent()
+        await cluster.agent.kill()
         assert await prometheus.until("up == 0")
         assert "HamiAgentDown" in await found(prometheus)

@@ -1,5 +1,6 @@
 """The demo judges rightly: rows on disk, answers as written, the cost of a pod, a claim."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 from agent.errors import SettingsError
 from agent.ledger import Ledger, State
 from agent.model import GpuUuid
-from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hardware import described
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry
@@ -210,8 +210,7 @@ USUAL = (*("patch pods", "patch nodes") * 4, *("get pods",) * 10)
 
 
 def judged(kinds, *pauses):
-    calls = [ApiCall("a", verb, what, "", "", 200) for verb, what in map(str.split, kinds)]
-    return pod_requests(PLACED, calls, pauses)
+    return pod_requests(PLACED, Counter(kinds), pauses)
 
 
 @pytest.mark.parametrize(

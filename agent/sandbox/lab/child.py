@@ -2,23 +2,24 @@
 
 import asyncio
 import contextlib
-import json
 import shutil
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 import agent
 
 KEPT_LINES: Final = 50_000
-MOST_BYTES: Final = 64 * 1024
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""The longest line of an agent."""
 STOP_DEADLINE: Final = 12.0
 """Seconds after SIGTERM. The agent promises to end within 10 s."""
 KILL_DEADLINE: Final = 5.0
-_CHUNK: Final = 64 * 1024
 _KEPT_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 _KEPT_PREFIXES: Final = ("PYTHON", "COVERAGE")
 _DROPPED: Final = "PYTHONDONTWRITEBYTECODE"
@@ -45,12 +46,12 @@ class LogLine(NamedTuple):
 class AgentLog:
     """The last lines of the agents of one sandbox; the file at `path` has all of them.
 
-    Calls `heard` after each line. Raises OSError: the file cannot be made.
+    Calls `heard` after each line and each end of an agent. Raises OSError: the file cannot be made.
     """
 
     def __init__(self, path: Path, heard: Callable[[], None]) -> None:
-        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
-        self._heard = heard
+        self.lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self.heard = heard
         self._file = path.open("w", encoding="utf-8", buffering=1)
 
     def close(self) -> None:
@@ -59,26 +60,21 @@ class AgentLog:
 
     def add(self, pid: int, line: bytes) -> None:
         """Keep one line."""
-        text, fields = line[:MOST_BYTES].decode(errors="replace").rstrip(), {}
-        with contextlib.suppress(ValueError):
-            found = json.loads(text)
-            fields = found if isinstance(found, dict) else {}
-        told = LogLine(pid, text, fields)
-        self._lines.append(told)
+        text, fields = line.decode(errors="replace").rstrip(), dict[str, object]()
+        with contextlib.suppress(msgspec.MsgspecError):
+            fields = msgspec.json.decode(text, type=dict[str, object])
+        self.lines.append(LogLine(pid, text, fields))
         self._file.write(f"{text}\n")
-        self._heard()
+        self.heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:
         """The kept lines with that event, of one process or of all."""
-        found = (line for line in self._lines if line.event == event)
+        found = (line for line in self.lines if line.event == event)
         return [line for line in found if pid is None or line.pid == pid]
 
     def last(self, count: int) -> list[str]:
         """The text of the last `count` lines."""
-        return [line.text for line in self._lines][-count:]
-
-    def __iter__(self) -> Iterator[LogLine]:
-        return iter(tuple(self._lines))
+        return [line.text for line in self.lines][-count:]
 
 
 class AgentChild:
@@ -98,15 +94,12 @@ class AgentChild:
 
     async def read(self) -> None:
         """Read its log lines until it has ended."""
-        stream = self._process.stderr
-        rest = b""
-        while stream is not None and (chunk := await stream.read(_CHUNK)):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
+        if self._process.stderr is not None:
+            async for line in self._process.stderr:
                 self._log.add(self.pid, line)
         await self._process.wait()
         self._over.set()
-        self._log.add(self.pid, rest)
+        self._log.heard()
 
     async def wait(self) -> int:
         """Wait for its exit code. The caller sets the deadline."""
@@ -150,6 +143,7 @@ async def start_child(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
+        limit=MOST_BYTES,
         cwd=Path(agent.__file__).parents[1],
         env=dict(environ),
         start_new_session=True,

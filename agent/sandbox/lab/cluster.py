@@ -19,10 +19,12 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.errors import host_port
+from agent.kit.cell import Cell, News
 from agent.kit.timing import SystemClock
+from agent.model import Gpu
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
+from agent.sandbox.hardware import SimulatedHardware, serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop, container_id
 from agent.sandbox.kubelet.pods import KubeletEvent
@@ -96,14 +98,12 @@ def stand_in() -> bytes:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise the caller's exception itself in place of groups that have no other."""
+    """Raise the caller's exception itself in place of a group that has no other."""
     try:
         yield
     except BaseExceptionGroup as group:
-        single: BaseException = group
-        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
-            single = single.exceptions[0]
-        if single is group:
+        single, *others = group.exceptions
+        if others:
             raise
         raise single from single.__cause__
 
@@ -116,27 +116,6 @@ NAMESPACE: Final = "demo"
 _HISTORY: Final = 20_000
 RESTART_DELAY: Final = 1.0
 """Seconds. More than in the systemd unit, so that people can follow."""
-
-
-class Pulse:
-    """Wakes all waiters after every change."""
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Event()
-
-    def beat(self) -> None:
-        """Note a change."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def wait(self) -> None:
-        """Wait for the next change."""
-        await self._changed.wait()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until `holds()`. The caller sets the deadline."""
-        while not holds():
-            await self.wait()
 
 
 def follow_cgroups(home: Path, kubelet: KubeletModel) -> None:
@@ -168,7 +147,7 @@ class LabOptions:
     scheduler's client is as slow as HAMi's.
     """
 
-    description: Description
+    gpus: Sequence[Gpu]
     environ: Mapping[str, str]
     arguments: Sequence[str] = ()
     web_port: int = 0
@@ -178,11 +157,14 @@ class LabOptions:
 
 @dataclass(eq=False, slots=True)
 class SandboxCluster:
-    """All models of one node, and the agent that serves it. Made by `open_cluster`."""
+    """All models of one node, and the agent that serves it. Made by `open_cluster`.
+
+    `pulse` counts what the kubelet and the agent have done.
+    """
 
     options: LabOptions
     places: Places
-    pulse: Pulse
+    pulse: Cell[int]
     tasks: asyncio.TaskGroup
     hardware: SimulatedHardware
     store: ObjectStore
@@ -242,14 +224,6 @@ class SandboxCluster:
         self.tasks.create_task(child.read())
         return child
 
-    async def kill_agent(self) -> None:
-        """SIGKILL the present agent."""
-        await self.agent.kill()
-
-    async def stop_agent(self) -> int:
-        """SIGTERM to the present agent. Returns its exit code."""
-        return await self.agent.stop()
-
     def submit(self, pod: Json) -> Json:
         """Create a pod as a user does: it goes through the webhook. Raises StatusError."""
         return self.store.create("pods", _admitted(pod, self.store, self.options))
@@ -275,23 +249,32 @@ class SandboxCluster:
 
     async def until(self, holds: Callable[[], bool], within: float) -> bool:
         """Wait up to `within` seconds for `holds()`, checked after every change, not by polling."""
+        news = News(self.store.writes, self.pulse)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
-                await self.pulse.until(holds)
+                while not holds():
+                    await news.wait()
         return holds()
 
 
 @contextlib.asynccontextmanager
 async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
     """Start all models, without an agent; at the end, stop and remove them. Raises OSError."""
-    chance, clock, pulse = random.SystemRandom(), SystemClock(), Pulse()
+    chance, clock, pulse = random.SystemRandom(), SystemClock(), Cell(0)
+
+    def beat() -> None:
+        pulse.set(pulse.value + 1)
+
+    def hear(_: KubeletEvent) -> None:
+        hardware.end_others(kubelet.node.running())
+        beat()
+
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(open_places(keep=options.keep))
         stack.enter_context(unwrapped())
         store = ObjectStore(clock, chance, _HISTORY)
-        store.heard = pulse.beat
         store.create("namespaces", {"metadata": {"name": NAMESPACE}})
-        hardware = SimulatedHardware(options.description)
+        hardware = SimulatedHardware(options.gpus)
         await stack.enter_async_context(serve_hardware(hardware, places.hardware_socket))
 
         tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}
@@ -304,11 +287,11 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
 
         kubelet = KubeletModel(places.plugins, places.pod_resources, clock, chance)
         follow_cgroups(places.cgroup / "kubepods", kubelet)
-        kubelet.history.listen(lambda _: pulse.beat())
+        kubelet.history.listen(hear)
         await kubelet.start()
         stack.push_async_callback(kubelet.kill)
 
-        log = stack.enter_context(contextlib.closing(AgentLog(places.log, pulse.beat)))
+        log = stack.enter_context(contextlib.closing(AgentLog(places.log, beat)))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         scheduler = SchedulerModel(store, clock, chance, settings=options.scheduler)
         loop = KubeletPodLoop(kubelet, store, NODE, eager=True)
@@ -395,10 +378,7 @@ async def fetch(address: str, path: str) -> WebAnswer:
         raise ConnectionError(f"{address}{path}: {error}") from error
 
 
-Sample = tuple[str, dict[str, str], float]
-
-
-async def scrape(address: str) -> list[Sample]:
+async def scrape(address: str) -> list[tuple[str, dict[str, str], float]]:
     """Every sample of the metrics page: name, labels, value. Raises OSError, TimeoutError."""
     families = text_string_to_metric_families((await fetch(address, "/metrics")).text)
     return [(s.name, dict(s.labels), float(s.value)) for f in families for s in f.samples]

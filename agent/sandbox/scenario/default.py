@@ -6,15 +6,14 @@ restarted kubelet, a killed agent, a burst; and the end.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from agent.errors import AgentError, MalformedText, StateCorrupt
+from agent.errors import AgentError
 from agent.kit.timing import SystemClock
+from agent.kit.units import counted
 from agent.model import MIB, Share
-from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hami_core import HamiCoreRegion
 from agent.sandbox.hardware_talk import HardwareRequest, ask
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, scrape
@@ -41,7 +40,6 @@ from agent.sandbox.scenario.stage import (
     Unmet,
     Wish,
     Workload,
-    counted,
     fitting,
     milliseconds,
     plain,
@@ -53,8 +51,6 @@ from agent.wire.v1beta1 import ContainerAllocateResponse
 
 SERIES: Final = "hami_agent_container_memory_used_bytes"
 PERCENT: Final = 35
-Use = Mapping[tuple[str, str, str], int]
-"""Pod, container and index of the GPU → MiB."""
 BURST_PATIENCE: Final = 45.0
 UNASKED: Final = 1.0
 """Seconds without a request before the idle step is measured."""
@@ -83,10 +79,7 @@ async def register(stage: Stage) -> None:
 
 
 def _annotation(stage: Stage) -> tuple[str, list[str]]:
-    try:
-        found = {gpu.uuid: gpu for gpu in registered_gpus(stage.cluster)}
-    except MalformedText as error:
-        return "", [str(error)]
+    found = {gpu.uuid: gpu for gpu in registered_gpus(stage.cluster)}
     problems = [f"GPU {uuid} is not in it" for uuid in stage.gpus.keys() - found.keys()]
     for uuid, entry in found.items():
         gpu = stage.gpus.get(uuid)
@@ -99,17 +92,16 @@ def _annotation(stage: Stage) -> tuple[str, list[str]]:
 
 async def place(stage: Stage) -> None:
     """Place pods of every kind, one after the other; the last one cannot fit."""
-    journal, user = stage.cluster.api.journal, stage.cluster.user
-    await stage.until("requests", lambda: journal.watches(user) >= 2)
-    placed, begun = fitting(len(stage.gpus)), len(journal.calls)
+    api = stage.cluster.api
+    await stage.until("requests", lambda: api.open_watches >= 2)
+    placed, before = fitting(len(stage.gpus)), api.asked.copy()
     for workload in placed:
         stage.record.note(f"pod {workload.name}: {workload.text}")
         await run_pod(stage, workload)
         check_edits(stage, f"{workload.name}.edits", [workload.name])
         await _settled(stage, workload.name)
-    calls = [call for call in islice(journal.calls, begun, None) if call.user == user]
     pauses = [gap for workload in placed for gap in _pauses(stage, workload.name)]
-    stage.settle("requests", *pod_requests(placed, calls, pauses))
+    stage.settle("requests", *pod_requests(placed, _asked_since(stage, before), pauses))
     memory = 2 * max(gpu.memory_mib or 0 for gpu in stage.gpus.values())
     workload = Workload("too-big", "more memory than a GPU has", (Wish("main", 1, memory),))
     stage.record.note(f"pod {workload.name}: {workload.text}")
@@ -117,10 +109,11 @@ async def place(stage: Stage) -> None:
 
 
 def pod_requests(
-    workloads: Sequence[Workload], calls: Iterable[ApiCall], pauses: Sequence[float]
+    workloads: Sequence[Workload], made: Counter[str], pauses: Sequence[float]
 ) -> tuple[str, list[str]]:
     """What the pods cost, in words, and each kind of request that is missing or unexplained.
 
+    `made`: how many of each kind the agent made, such as `patch pods`.
     For each pod are explained a patch of it, one of the Node (the release of its lock), a read
     before each answer and one after the release. After each of the `pauses` between two answers, in
     seconds, the agent may have written what was consumed so far: one more patch of the pod.
@@ -129,14 +122,21 @@ def pod_requests(
     answers = sum(bool(wish.gpus) for workload in workloads for wish in workload.wishes)
     most = Counter({"patch pods": pods + len(pauses), "patch nodes": pods})
     most["get pods"] = answers + pods
-    made = Counter(f"{call.verb} {call.resource}" for call in calls if call.verb != "watch")
     cost = f"{pods} pods with {answers} answers: "
     cost += ", ".join(f"{made[kind]} {kind}" for kind in most)
     if pauses and made["patch pods"] > pods:
         cost += f" (up to {max(pauses):.1f} s between two answers)"
-    wrong = [f"{count} {kind} too many" for kind, count in (made - most).items()]
+    extra = [(kind, count) for kind, count in (made - most).items() if "watch" not in kind]
+    wrong = [f"{count} {kind} too many" for kind, count in extra]
     wrong += [f"only {made[kind]} {kind}" for kind in list(most)[:2] if made[kind] < pods]
     return cost, wrong
+
+
+def _asked_since(stage: Stage, before: Counter[tuple[str, str, str]]) -> Counter[str]:
+    """How many requests of each kind the agent has made since then."""
+    asked = (stage.cluster.api.asked - before).items()
+    user = stage.cluster.user
+    return Counter({f"{verb} {what}": n for (who, verb, what), n in asked if who == user})
 
 
 def _pauses(stage: Stage, name: str) -> list[float]:
@@ -210,7 +210,7 @@ def _begin(stage: Stage) -> Iterator[tuple[tuple[str, str, str], int]]:
             gpus = sorted(pod.shares()[container], key=lambda share: stage.gpus[share.uuid].pci)
             answer = parsed(kept[pod.uid, container])
             for share, mib in zip(gpus, _start(answer, gpus), strict=True):
-                stage.cluster.hardware.use(share.uuid, mib, PERCENT)
+                stage.cluster.hardware.use(share.uuid, (pod.uid, container), mib, PERCENT)
                 yield (pod.name, container, str(stage.gpus[share.uuid].index)), mib
 
 
@@ -229,8 +229,8 @@ def _start(answer: ContainerAllocateResponse, gpus: list[Share]) -> list[int]:
     return taken
 
 
-async def _metered(stage: Stage) -> Use:
-    """What the agent's metrics say."""
+async def _metered(stage: Stage) -> Mapping[tuple[str, str, str], int]:
+    """What the agent's metrics say: pod, container and index of the GPU → MiB."""
     address = stage.cluster.web_address
     samples = await scrape(address) if address else []
     return {
@@ -287,12 +287,12 @@ async def kill_agent(stage: Stage) -> None:
     before, rows = starts(cluster, stage.placed), ledger_on_disk(cluster)
     stage.record.note(f"SIGKILL to the agent, pid {cluster.agent.pid}")
     begun = stage.now
-    await cluster.kill_agent()
+    await cluster.agent.kill()
     await stage.start_agent()
     await _offered(stage, "kill.allocatable", begun, "kill_to_serving")
     await stage.until("kill.rows", lambda: cluster.web_address is not None)
     samples = await scrape(cluster.web_address or "")
-    held = sum(value for name, _, value in samples if name == "hami_agent_slices_allocated")
+    held = int(sum(value for name, _, value in samples if name == "hami_agent_slices_allocated"))
     expected = sum(map(len, rows.held_ids.values()))
     told = f"it holds {counted(held, 'slice')}, {expected} were answered"
     lost = [] if held == expected else [told]
@@ -353,7 +353,7 @@ async def kill_in_burst(stage: Stage) -> None:
 
     await stage.until("burst.pods", lambda: answered() >= BURST // 3, BURST_PATIENCE)
     gap = stage.now
-    await cluster.kill_agent()
+    await cluster.agent.kill()
     stage.record.note(f"SIGKILL after {counted(answered(), 'answer')}")
     await stage.start_agent()
 
@@ -389,10 +389,7 @@ def _judge_rejected(stage: Stage, names: list[str], gap: float) -> None:
 
 def _durable(stage: Stage) -> tuple[str, list[str]]:
     """Check that each answer the kubelet keeps for an existing pod is a row with equal envs."""
-    try:
-        found = ledger_on_disk(stage.cluster).rows
-    except (OSError, StateCorrupt) as error:
-        return "", [str(error)]
+    found = ledger_on_disk(stage.cluster).rows
     rows = {(str(row.key.pod_uid), row.key.container): dict(row.edits.envs) for row in found}
     alive = {pod_facts(stage.cluster, name).uid for name in stage.placed}
     kept = {owner: one for owner, one in answers(stage.cluster).items() if owner[0] in alive}
@@ -428,18 +425,16 @@ async def lose_records(stage: Stage) -> None:
 async def idle(stage: Stage) -> None:
     """Check the API server's journal during a time without work."""
     api, deadline = stage.cluster.api, stage.now + PATIENCE
-    before = api.journal.counts.copy()
-    await asyncio.sleep(UNASKED)
-    while before != api.journal.counts:  # effects of the last step are under way
+    before = Counter[tuple[str, str, str]]()
+    while before != api.asked:  # effects of the last step are under way
         if stage.now > deadline:
             stage.settle("idle", "", [f"no {UNASKED:g} s without a request in {PATIENCE:g} s"])
             return
-        before = api.journal.counts.copy()
+        before = api.asked.copy()
         await asyncio.sleep(UNASKED)
     stage.record.note(f"watching the API server for {KEPT_IDLE:g} s")
     await asyncio.sleep(KEPT_IDLE)
-    spent = (api.journal.counts - before).items()
-    made = [f"{n} {verb} {what}" for (who, verb, what), n in spent if who == stage.cluster.user]
+    made = [f"{n} {kind}" for kind, n in _asked_since(stage, before).items()]
     found = f"{', '.join(made) or 'no request'}, {api.open_watches} watches"
     stage.settle("idle", found, [found] if made or api.open_watches != 2 else [])
 
@@ -453,7 +448,7 @@ async def stop(stage: Stage) -> None:
     stage.settle("sums", most, sums.problems if sums.checks else unseen)
     checked = f"{counted(disk.checks, 'answer')}, each checked as it arrived"
     stage.settle("disk_first", checked, disk.problems if disk.checks else unseen)
-    code = await cluster.stop_agent()
+    code = await cluster.agent.stop()
     left = {path.name for path in cluster.places.plugins.glob("*.sock")} - {"kubelet.sock"}
     problems = [f"exit code {code}"] * bool(code) + [f"{name} is left" for name in left]
     stage.settle(

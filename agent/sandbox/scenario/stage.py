@@ -358,11 +358,6 @@ class Stage:
         return milliseconds(seconds)
 
 
-def counted(number: float, thing: str) -> str:
-    """A number with its noun: `1 read`, `2 reads`."""
-    return f"{number:g} {thing}" if number == 1 else f"{number:g} {thing}s"
-
-
 def milliseconds(seconds: float) -> str:
     """A time in milliseconds, in words."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

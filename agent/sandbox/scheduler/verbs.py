@@ -82,11 +82,8 @@ class StoreCluster:
             case "create":
                 return self.store.create(resource, given)
             case "patch":
-                version = given.get("metadata", {}).get("resourceVersion")
                 return self.store.update(
-                    *(resource, namespace, name),
-                    lambda held: merge_patch(held, given),
-                    resource_version=version,
+                    *(resource, namespace, name), lambda held: merge_patch(held, given)
                 )
             case _:
                 node, uid = given["target"]["name"], given["metadata"]["uid"]

@@ -319,7 +319,7 @@ async def open_node(slices: int = 80, *, small: Small | None = None) -> AsyncIte
                 try:
                     yield node
                 finally:
-                    await cluster.stop_agent()
+                    await cluster.agent.stop()
 
 
 @contextlib.contextmanager

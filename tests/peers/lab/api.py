@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from agent.sandbox.lab.cluster import Pulse
+from agent.kit.cell import Cell
 
 Object = dict[str, Any]
 JSON: Final = "application/json"
@@ -173,7 +173,7 @@ class Watched:
     """The objects as one watch has told them, named `namespace/name`, or by name alone."""
 
     objects: dict[str, Object] = field(default_factory=dict)
-    pulse: Pulse = field(default_factory=Pulse)
+    events: Cell[int] = field(default_factory=lambda: Cell(0))
 
     def take(self, what: str, item: Object) -> None:
         """One more event: its type and its object."""
@@ -181,12 +181,12 @@ class Watched:
             self.objects.pop(key_of(item), None)
         else:
             self.objects[key_of(item)] = item
-        self.pulse.beat()
+        self.events.set(self.events.value + 1)
 
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
         try:
             async with asyncio.timeout(within):
-                await self.pulse.until(lambda: bool(holds()))
+                await self.events.until(lambda _: bool(holds()))
         except TimeoutError:
             raise TimeoutError(f"{what}: not within {within:g} s") from None
 
