@@ -105,6 +105,8 @@ class ScriptedDriver:
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         self.released |= set(uuids)
+        if self.failure is not None:
+            raise self.failure
 
     def check(self) -> None:
         if self.replaced is not None:

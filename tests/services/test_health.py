@@ -344,7 +344,9 @@ async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_su
         assert ["unmonitored"] * 2 == bench.conditions
         assert "off" == (await bench.watch.recheck("5")).after.cause
         assert ([], {}) == (bench.driver.probes[1:], bench.memory)
-        await bench.watch.release("5")
+        bench.driver.failure = DriverError("it is gone")
+        assert "it is gone" == (await bench.watch.release("5")).obstacle
+        bench.driver.failure = None
         assert not bench.of(a_uuid(5)).serving
         await bench.watch.recheck("5")
         assert (True, "off") == (bench.of(a_uuid(5)).serving, bench.of(a_uuid(5)).cause)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 import errno
 
 import pytest
@@ -223,7 +224,9 @@ def test_the_newest_comes_first_and_yesterday_is_gone():
     assert ["GpuRecovered", "GpuUnhealthy"] == shown()
 
     clock.advance(23 * 3600)
-    assert ["GpuRecovered"] == shown()
+    assert (["GpuRecovered"], NOON) == (shown(), journal.since)
+    clock.advance(60)
+    assert NOON + dt.timedelta(minutes=1) == journal.since
 
 
 # Whatever lies in the state directory, start goes on from the newest generation that is whole.

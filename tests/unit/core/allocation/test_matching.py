@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.allocate.match import UNREAD, Evidence, KubeletStart, rejected_pod
-from agent.cluster import Phase, PodTable, PodView, Role
+from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row
 from agent.model import Condition
 from tests.builders import (
@@ -128,6 +128,12 @@ UNBOOKED = changed(knowing(HALF, holding(PAIR)), recorded=frozenset({FIRST.key})
 
 # An old kubelet.
 WITHOUT_GET = changed(without_witness(a_scene(POD, gone=(OTHER,), lock=POD)), listed=True)
+ENDED_BEFORE_DELETION = changed(
+    WITHOUT_GET,
+    table=replace(
+        WITHOUT_GET.table, tombstones=(Tombstone(named_pod(3, phase=Phase.FAILED), NOON),)
+    ),
+)
 
 # Several containers.
 MIXED = named_pod(
@@ -242,6 +248,7 @@ CLAIMS: dict[str, list[tuple[Evidence, str]]] = {
     ],
     "an old kubelet asks for a deleted pod for ten seconds or until a refusal": [
         (WITHOUT_GET, "WITNESS_SILENT"),
+        (ENDED_BEFORE_DELETION, "train-1 main"),
         (changed(WITHOUT_GET, claimed=frozenset({OTHER.uid})), "train-1 main"),
         (changed(WITHOUT_GET, now=WITHOUT_GET.now + 11 * SECOND), "train-1 main"),
         (changed(WITHOUT_GET, now=WITHOUT_GET.now - SECOND), "train-1 main"),  # a clock set back
@@ -414,6 +421,10 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone(gpu, expected) -> Non
     scene = changed(scene, inventory=an_inventory(gpus=(gpu,)))
     assert expected == said(changed(scene, listed=True))
     assert "PODS" == said(scene)  # another pod may be asking
+    assert "PODS_UNKNOWN" == said(changed(scene, list_failed=True))
+    new = knowing(a_scene(POD, rows=(row_of(POD, epoch=NOW_KUBELET),)), holding(POD))
+    new = changed(new, inventory=an_inventory(gpus=(gpu,)))
+    assert ("PODS" if expected == "BAD_GPU" else expected) == said(new)
 
 
 # What the kubelet's word is worth: it answers by name.
