@@ -20,8 +20,8 @@ import yaml
 from agent import __version__
 from agent.ledger import SourceFile
 from agent.settings.reading import Sources, make_plan
-from tests.chart.lab.helm import CHART, NEWEST, ROOT, Helm, Object, of_kind, the
-from tests.chart.lab.values import LEAST, MATRIX, RENDERED, Values, values
+from tests.chart.lab.helm import CHART, NEWEST, ROOT, Helm, Object, Values, of_kind, the
+from tests.chart.lab.values import LEAST, MATRIX, RENDERED, values
 
 GOLDEN = ROOT / "tests" / "golden" / "chart.txt"
 

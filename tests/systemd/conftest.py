@@ -21,17 +21,6 @@ from tests.systemd.lab.made import make_wheels, name
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "systemd.md"
 MEASURED: Final = pytest.StashKey[Table]()
-KEEP: Final = """
-copy() {
-  mkdir -p "$2"
-  for one in "$1"/*; do
-    [ ! -e "$one/.complete" ] || [ -e "$2/${one##*/}" ] || cp -a "$one" "$2"
-  done
-}
-copy /opt/hami-agent/versions /opt/kept
-copy /opt/kept /opt/hami-agent/versions
-"""
-"""Keeps each version that an install has made: its environment is most of an install's time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -98,21 +87,25 @@ async def bare(machine_of_session: BareMetal) -> BareMetal:
     return machine_of_session
 
 
+async def _fresh(found: BareMetal, *how: str) -> BareMetal:
+    await found.clear()
+    await found.keep(__version__)
+    said = await found.install(*how, f"/src/dist/{name(__version__)}")
+    assert 0 == said.code, said
+    return found
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def node(machine_of_session: BareMetal) -> BareMetal:
     """The machine with the agent installed, its own settings alone, and not started."""
-    await machine_of_session.clear()
-    await machine_of_session.machine.run("sh", "-ec", KEEP)
-    said = await machine_of_session.install("--no-start", f"/src/dist/{name(__version__)}")
-    assert 0 == said.code, said
+    await _fresh(machine_of_session, "--no-start")
     await machine_of_session.machine.run("systemctl", "daemon-reload")
     return machine_of_session
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def first(node: BareMetal) -> BareMetal:
+async def first(machine_of_session: BareMetal) -> BareMetal:
     """The machine with the agent as it is, started, and no version before it to go back to."""
-    node.machine.path("/opt/hami-agent/previous").unlink(missing_ok=True)
-    said = await node.install(f"/src/dist/{name(__version__)}")
-    assert 0 == said.code, said
-    return node
+    for link in ("current", "previous"):
+        machine_of_session.machine.path(f"/opt/hami-agent/{link}").unlink(missing_ok=True)
+    return await _fresh(machine_of_session)

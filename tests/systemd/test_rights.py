@@ -2,8 +2,6 @@
 
 import re
 
-import pytest_asyncio
-
 ASK = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as caller:
@@ -11,25 +9,22 @@ with socket.socket(socket.AF_UNIX) as caller:
     caller.sendall(b"GET /readyz HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n")
     print(caller.recv(64).split(b"\\r\\n")[0].decode())
 """
+OWN = "/var/lib/hami-agent /run/hami-agent /usr/local/vgpu /var/lib/kubelet/device-plugins"
+OTHERS = "/etc/hami-agent /opt/hami-agent /usr/local/bin /var/lib /var/log"
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def pid(node):
+async def test_a_service_at_work_has_no_right_that_it_does_not_need(node):
     await node.systemctl("start")
     await node.offers(80)
     await node.until_said("web.listening")
     await node.until_there("/var/lib/hami-agent/settings.json")
-    return (await node.shown())["MainPID"]
+    pid = (await node.shown())["MainPID"]
 
-
-async def test_it_is_root_without_anything_that_makes_root_special_and_what_is_its_own_is_roots(
-    node, pid
-):
+    # It is root without anything that makes root special, and what is its own is root's.
     status = await node.machine.run("cat", f"/proc/{pid}/status")
     found = dict(re.findall(r"^(\w+):\s+(.*)$", status, re.MULTILINE))
     assert {"0000000000000000"} == {found[name] for name in ("CapPrm", "CapEff", "CapBnd")}
     assert ("1", "2", {"0"}) == (found["NoNewPrivs"], found["Seccomp"], {*found["Uid"].split()})
-
     (endpoint,) = node.endpoints()
     modes = {
         f"/var/lib/kubelet/device-plugins/{endpoint}": "600",
@@ -41,23 +36,17 @@ async def test_it_is_root_without_anything_that_makes_root_special_and_what_is_i
     said = await node.machine.run("stat", "--format=%n %a %U", *modes)
     assert [f"{place} {mode} root" for place, mode in modes.items()] == said.splitlines()
 
-
-OWN = "/var/lib/hami-agent /run/hami-agent /usr/local/vgpu /var/lib/kubelet/device-plugins"
-OTHERS = "/etc/hami-agent /opt/hami-agent /usr/local/bin /var/lib /var/log"
-
-
-async def test_it_can_write_where_its_work_is_and_nowhere_else_and_sees_no_home(node, pid):
+    # It can write where its work is and nowhere else, and sees no home.
     inside = ("nsenter", "-t", pid, "-m")
     for place in OWN.split():
         await node.machine.run(*inside, "touch", f"{place}/x")
         await node.machine.run("rm", f"{place}/x")
     for place in OTHERS.split():
-        said = await node.machine.try_run(*inside, "touch", f"{place}/x")
-        assert "Read-only file system" in said.err
+        refused = await node.machine.try_run(*inside, "touch", f"{place}/x")
+        assert "Read-only file system" in refused.err
     assert "" == (await node.machine.try_run(*inside, "ls", "-A", "/root")).out
 
-
-async def test_members_of_the_group_may_ask_its_socket_and_nobody_else(node, pid):
+    # Members of its group may ask its socket, and nobody else.
     gid = (await node.machine.run("getent", "group", "hami-agent")).split(":")[2]
     mine, theirs = [
         await node.machine.try_run(
@@ -66,6 +55,5 @@ async def test_members_of_the_group_may_ask_its_socket_and_nobody_else(node, pid
         )
         for group in (gid, "65534")
     ]
-
     assert "HTTP/1.1 200" in mine.out
     assert "PermissionError" in theirs.err

@@ -11,7 +11,6 @@ from typing import Any, Final
 import yaml
 
 from tests.chart.lab.programs import Ended, ran
-from tests.chart.lab.values import Values
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CHART: Final = ROOT / "deploy" / "chart" / "hami-agent"
@@ -21,6 +20,7 @@ NAMESPACE: Final = "gpu-system"
 _NOTES: Final = """{{- dict "kind" "Notes" "text" (tpl (.Files.Get "notes") .) | toJson }}"""
 
 Object = dict[str, Any]
+Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

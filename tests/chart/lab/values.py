@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-Values = Mapping[str, Any]
+from tests.chart.lab.helm import Values
 
 DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
 IMAGE: Final[Values] = {"repository": "example/hami-agent"}
