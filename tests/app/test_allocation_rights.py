@@ -74,9 +74,10 @@ def test_the_planted_bug_that_only_the_lock_that_stands_proves_a_right_is_found(
 
 
 @pytest.mark.parametrize("seconds", [1, 35], ids=["the lock stands", "it went just now"])
+@pytest.mark.parametrize("is_placed", [True, False])
 @told
-async def test_the_unused_lock_of_a_deleted_pod_gives_none_that_was_created_with_its_node_a_right(
-    seconds,
+async def test_the_unused_lock_of_a_deleted_pod_is_for_the_next_that_hami_places_under_its_name(
+    seconds, is_placed
 ):
     async with a_story() as story:
         await story.world.stop_kubelet(seconds)
@@ -85,27 +86,14 @@ async def test_the_unused_lock_of_a_deleted_pod_gives_none_that_was_created_with
         await asyncio.sleep(seconds)
         assert bool(story.lock) is (seconds == 1)
 
-        story.world.create_stray("train", Shape((Box(mib=12000),), forged=12000))
-
-        await story.failed("train", "HA-2005")
-        assert "without spec.nodeName" in story.message("train")
-        await story.until(lambda: story.bind_phase("train") == PHASE_FAILED)
-
-
-@pytest.mark.parametrize("seconds", [1, 35], ids=["the lock stands", "it went just now"])
-@told
-async def test_the_unused_lock_of_a_deleted_pod_serves_the_next_that_hami_places_under_its_name(
-    seconds,
-):
-    async with a_story() as story:
-        await story.world.stop_kubelet(seconds)
-        await story.bound("train", SMALL)
-        story.world.delete(story.pod("train"), 0)
-        await asyncio.sleep(seconds)
-
-        await story.runs("train", Shape((Box(mib=2000),)))
-
-        assert "2000m" == story.envs("train")["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        if is_placed:
+            await story.runs("train", Shape((Box(mib=2000),)))
+            assert "2000m" == story.envs("train")["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        else:  # it was created with its node
+            story.world.create_stray("train", Shape((Box(mib=12000),), forged=12000))
+            await story.failed("train", "HA-2005")
+            assert "without spec.nodeName" in story.message("train")
+            await story.until(lambda: story.bind_phase("train") == PHASE_FAILED)
 
 
 @told

@@ -14,7 +14,6 @@ from tests.fakes.explain_rig import ExplainRig, a_gpu
 pytestmark = pytest.mark.looptime(False)
 
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
-Capsys = pytest.CaptureFixture[str]
 
 
 async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(rig, monkeypatch):

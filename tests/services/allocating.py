@@ -30,22 +30,12 @@ from tests.fakes.clock import LoopClock
 from tests.fakes.disk import GatedDisk
 from tests.fakes.kubelet_side import FakeContainers, FakeHookDirs, FakeRecords, FakeWitness
 from tests.services.at_work import at_work
+from tests.unit.core.allocation.matching_scene import annotated
 
 G1 = a_gpu(index=0).uuid
 G2 = a_gpu(index=1).uuid
 EPOCH = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
 NEXT_EPOCH = KubeletEpoch(inode=7, ctime_ns=EPOCH.ctime_ns + 1)
-
-
-def annotated(text: str, node: str = NODE) -> dict[str, str]:
-    """What HAMi's scheduler writes on a pod."""
-    return {
-        "hami.io/vgpu-node": node,
-        "hami.io/vgpu-devices-allocated": text,
-        "hami.io/vgpu-devices-to-allocate": text,
-        "hami.io/bind-phase": "allocating",
-        "hami.io/bind-time": str(int(NOON.timestamp())),
-    }
 
 
 def placed(number: int, text: str = f"{G1},NVIDIA,3000,30:;", **changes: object) -> PodView:

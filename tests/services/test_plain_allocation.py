@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+import pytest
+
 from agent.allocate.plain import PlainAllocation, PlainSettings
 from agent.allocate.service import DISK_BUDGET
 from agent.cluster import PodTable
@@ -26,7 +28,7 @@ from tests.unit.core.allocation.plain_scene import EPOCH, holds, ids
 class PlainNode:
     """Plain mode on a node of fakes: a kubelet's books, ledger, virtual time."""
 
-    def __init__(self, *, memory_limits: bool = True) -> None:
+    def __init__(self) -> None:
         clock, epoch = LoopClock(NOON), Cell[KubeletEpoch | None](EPOCH)
         self.disk, self.hooks, self.calls = GatedDisk(), FakeHookDirs(), IdleWaiter()
         self.state = StateService(disk=self.disk, recovered=State(), boot_id="b")
@@ -41,7 +43,7 @@ class PlainNode:
             hooks=self.hooks,
             clock=clock,
             chance=Seeded(7),
-            settings=PlainSettings(memory_limits=memory_limits),
+            settings=PlainSettings(memory_limits=True),
         )
         self.reconcile = Reconcile(
             pods=Cell(PodTable(synced=True)),
@@ -85,9 +87,9 @@ class PlainNode:
 
 
 @contextlib.asynccontextmanager
-async def a_node(*, memory_limits: bool = True) -> AsyncIterator[PlainNode]:
+async def a_node() -> AsyncIterator[PlainNode]:
     """A node whose ledger is being written and reconciled. A pod without a GPU is on every node."""
-    node = PlainNode(memory_limits=memory_limits)
+    node = PlainNode()
     node.witness.pods["kube-system", "proxy"] = holds(Holder("kube-system", "proxy", "main"))
     async with at_work(node.state.run, node.reconcile.run):
         yield node
@@ -171,13 +173,14 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
         assert () == node.rows
 
 
-async def test_a_library_that_is_not_there_refuses_where_it_keeps_limits_alone():
-    for limits in (True, False):
-        async with a_node(memory_limits=limits) as node:
-            node.hooks.missing = ("libvgpu.so",)
-            outcome = await node.outcome(ids(0))
-            assert limits == isinstance(outcome, Refusal)
-            assert limits or () == outcome.mounts
+@pytest.mark.parametrize("limits", [True, False])
+async def test_a_library_that_is_not_there_refuses_where_it_keeps_limits_alone(limits):
+    async with a_node() as node:
+        node.hooks.missing = ("libvgpu.so",)
+        node.service.settings = PlainSettings(memory_limits=limits)
+        outcome = await node.outcome(ids(0))
+        assert limits == isinstance(outcome, Refusal)
+        assert limits or () == outcome.mounts
 
 
 async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.allocate.match import UNREAD, Evidence, KubeletStart, rejected_pod
-from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
+from agent.cluster import Phase, PodTable, PodView, Role
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row
 from agent.model import Condition
 from tests.builders import (
@@ -127,12 +127,9 @@ TWICE = changed(HALF, ledger=Ledger((FIRST, OF_B)), recorded=frozenset({FIRST.ke
 UNBOOKED = changed(knowing(HALF, holding(PAIR)), recorded=frozenset({FIRST.key}))
 
 # An old kubelet.
-WITHOUT_GET = changed(without_witness(a_scene(POD, gone=(OTHER,), lock=POD)), listed=True)
-ENDED_BEFORE_DELETION = changed(
-    WITHOUT_GET,
-    table=replace(
-        WITHOUT_GET.table, tombstones=(Tombstone(named_pod(3, phase=Phase.FAILED), NOON),)
-    ),
+WITHOUT_GET, ENDED_BEFORE_DELETION = (
+    changed(without_witness(a_scene(POD, gone=(one,), lock=POD)), listed=True)
+    for one in (OTHER, named_pod(3, phase=Phase.FAILED))
 )
 
 # Several containers.
