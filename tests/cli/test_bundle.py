@@ -148,11 +148,6 @@ EXTENSIONS = (
 )
 
 
-def with_much(kind):
-    """A GiB is promised and some of it there. Who only looks for tests does not make it."""
-    return lambda: gzip.compress(a_header("x", 1 << 30, kind) + bytes(1 << 26), 1)
-
-
 def a_status(data):
     return envelope("Status", msgspec.Raw(data) if isinstance(data, bytes) else data, NOON)
 
@@ -161,7 +156,10 @@ def a_status(data):
     "content",
     [
         # What asks for a GiB: extensions of a member and of all, the names of one, a plain one.
-        *map(with_much, KINDS),
+        *(
+            (lambda kind=kind: gzip.compress(a_header("x", 1 << 30, kind) + bytes(1 << 26), 1))
+            for kind in KINDS
+        ),
         *(with_status(a_status(STATUS), an_extension(records)) for records in EXTENSIONS),
         lambda: gzip.compress(a_header("x") * 200_000, 1),
         gzip.compress(a_header("x", kind=tarfile.GNUTYPE_LONGNAME) * 5000),  # each of the next

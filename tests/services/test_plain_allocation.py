@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-import pytest
-
 from agent.allocate.plain import PlainAllocation, PlainSettings
 from agent.allocate.service import DISK_BUDGET
 from agent.cluster import PodTable
@@ -173,14 +171,14 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
         assert () == node.rows
 
 
-@pytest.mark.parametrize("limits", [True, False])
-async def test_a_library_that_is_not_there_refuses_where_it_keeps_limits_alone(limits):
-    async with a_node() as node:
-        node.hooks.missing = ("libvgpu.so",)
-        node.service.settings = PlainSettings(memory_limits=limits)
-        outcome = await node.outcome(ids(0))
-        assert limits == isinstance(outcome, Refusal)
-        assert limits or () == outcome.mounts
+async def test_a_library_that_is_not_there_refuses_where_it_keeps_limits_alone():
+    for limits in (True, False):
+        async with a_node() as node:
+            node.hooks.missing = ("libvgpu.so",)
+            node.service.settings = PlainSettings(memory_limits=limits)
+            outcome = await node.outcome(ids(0))
+            assert limits is isinstance(outcome, Refusal)
+            assert limits or () == outcome.mounts
 
 
 async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():

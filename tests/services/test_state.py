@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import errno
 
 import pytest
@@ -226,7 +225,7 @@ def test_the_newest_comes_first_and_yesterday_is_gone():
     clock.advance(23 * 3600)
     assert (["GpuRecovered"], NOON) == (shown(), journal.since)
     clock.advance(60)
-    assert NOON + dt.timedelta(minutes=1) == journal.since
+    assert NOON.replace(minute=1) == journal.since
 
 
 # Whatever lies in the state directory, start goes on from the newest generation that is whole.

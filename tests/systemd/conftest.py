@@ -89,7 +89,7 @@ async def bare(machine_of_session: BareMetal) -> BareMetal:
 
 async def _fresh(found: BareMetal, *how: str) -> BareMetal:
     await found.clear()
-    await found.keep(__version__)
+    found.keep(__version__)
     said = await found.install(*how, f"/src/dist/{name(__version__)}")
     assert 0 == said.code, said
     return found

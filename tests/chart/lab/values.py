@@ -8,7 +8,6 @@ import yaml
 
 from tests.chart.lab.helm import Values
 
-DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
 IMAGE: Final[Values] = {"repository": "example/hami-agent"}
 LEAST: Final[Values] = {"image": IMAGE}
 """What nobody else can know."""

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +24,6 @@ PATIENCE: Final = 30.0
 READY: Final = "registered, the kubelet takes our lists"
 """The status line of an agent that serves. It may come after the kubelet has the slices."""
 KUBELET: Final = "/var/lib/kubelet"
-KEEP: Final = """
-copy() {
-  mkdir -p "$2"
-  for one in "$1/$3"*; do
-    [ ! -e "$one/.complete" ] || [ -e "$2/${one##*/}" ] || cp -al "$one" "$2"
-  done
-}
-copy /opt/hami-agent/versions /opt/kept ""
-copy /opt/kept /opt/hami-agent/versions "$1"
-"""
-"""Keeps each version that an install has made: its environment is most of an install's time.
-
-Their files are linked, for nothing writes into a file of a version.
-"""
 SHOWN: Final = (
     *("ActiveState", "SubState", "Result", "NRestarts", "MainPID", "StatusText"),
     *("ExecMainStatus", "ExecMainCode", "UnitFileState", "FragmentPath"),
@@ -57,9 +45,16 @@ class BareMetal:
         more = () if "--rollback" in arguments else locked
         return await self.machine.try_run("/src/systemd/install", *more, *arguments, within=240)
 
-    async def keep(self, version: str = "") -> None:
-        """What installs have made of that version, or of all, is there until the next one."""
-        await self.machine.run("sh", "-ec", KEEP, "keep", version)
+    def keep(self, version: str = "") -> None:
+        """What installs have made of that version, or of all, is there until the next one.
+
+        The files are linked: an environment is most of an install's time, and nothing writes to it.
+        """
+        made, kept = self.machine.path("/opt/hami-agent/versions"), self.machine.path("/opt/kept")
+        for source, target, those in (made, kept, ""), (kept, made, version):
+            for one in source.glob(f"{those}*/.complete"):
+                if not (copy := target / one.parent.name).exists():
+                    shutil.copytree(one.parent, copy, symlinks=True, copy_function=os.link)
 
     async def systemctl(self, *arguments: str) -> str:
         """`systemctl ARGUMENTS hami-agent`, which has to end well."""
