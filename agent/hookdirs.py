@@ -205,7 +205,7 @@ class HostHookDirs:
                 preload=None if text is None else text.decode(errors="surrogateescape"),
                 has_license=preload.with_name("license").exists(),
                 device_nodes=tuple(str(node) for node in nodes if node.exists()),
-                hook_path=str(self._hook),
+                hook_path=str(self._hook).rstrip("/"),
             )
 
     def _check(self) -> None:

@@ -143,7 +143,7 @@ class HookFacts(msgspec.Struct, frozen=True):
       library for this machine. `missing`: the files that every answer mounts and that do not exist.
     - `preload`: the content of ld.so.preload; None if it is not known.
     - `device_nodes`: the driver's control nodes that exist.
-    - `hook_path`: HAMi's HOOK_PATH, the directory above vgpu/.
+    - `hook_path`: HAMi's HOOK_PATH, the directory above vgpu/; empty for the root.
     """
 
     library: str

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, NewType
 
 import msgspec
 
+from agent.errors import cap
 from agent.setting import Field, boolean, choice, indexes, number, resource_name, texts, whole
 
 # The health of one GPU: its condition, the cause, and what a person should do.
@@ -136,6 +137,12 @@ class Link(msgspec.Struct, frozen=True):
     nvlinks: int = 0
 
 
+def gpu_title(uuid: str, index: int | None) -> str:
+    """A GPU in a sentence: the index and the UUID, as far as they are known. Safe to show."""
+    name = cap(uuid, 64)
+    return f"GPU {name}" if index in {None, NO_INDEX} else f"GPU {index} ({name})"
+
+
 class Gpu(msgspec.Struct, frozen=True):
     """One physical GPU. `minor` is the N of /dev/nvidiaN; `memory_mib`: None: not reported."""
 
@@ -156,9 +163,8 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The index and the UUID, for people."""
-        known = "of unknown index" if self.index == NO_INDEX else str(self.index)
-        return f"GPU {known} ({self.uuid})"
+        """The GPU in a sentence."""
+        return gpu_title(self.uuid, self.index)
 
 
 class Trouble(enum.StrEnum):
@@ -214,10 +220,14 @@ class GpuFault(msgspec.Struct, frozen=True):
         return _REMEDIES[self.trouble]
 
     @property
+    def title(self) -> str:
+        """The GPU in a sentence."""
+        return gpu_title(self.gpu, NO_INDEX if self.gpu.startswith(NAMELESS) else self.index)
+
+    @property
     def sentence(self) -> str:
         """Which GPU, and what is wrong with it."""
-        is_unplaced = self.index == NO_INDEX or self.gpu == f"index {self.index}"
-        return f"GPU {self.gpu if is_unplaced else f'{self.index} ({self.gpu})'}: {self.text}"
+        return f"{self.title}: {self.text}"
 
 
 NAMELESS: Final = "index "  # the prefix of GpuFault.gpu if only the index is known

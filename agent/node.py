@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from agent.errors import cap
 from agent.model import GpuUuid
 
 # The agent's own checks, and whether they make it ready or degraded.
@@ -68,19 +67,6 @@ def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
 # The annotation `hami.io/device-cordon` of a Node: a comma list of GPU UUIDs on which HAMi's
 # scheduler, from 2.10 on, places no new pods. Spaces around a UUID and empty parts do not count
 # (HAMi v2.10 pkg/device/nvidia/device.go).
-
-
-class ReportedGpu(msgspec.Struct, frozen=True):
-    """A GPU of the Node's register annotation, or of the cordon (index None)."""
-
-    uuid: GpuUuid
-    index: int | None = None
-
-    @property
-    def words(self) -> str:
-        """The index with the UUID, for people; the text is safe to print."""
-        uuid = cap(self.uuid, 64)
-        return uuid if self.index is None else f"{self.index} ({uuid})"
 
 
 def read_cordon(text: str | None) -> tuple[GpuUuid, ...]:

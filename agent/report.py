@@ -113,14 +113,11 @@ async def follow_cordons(
         if before in (None, text):  # the first sight, or no change
             before = text
             continue
-        was, now, before = read_cordon(before), read_cordon(text), text
-        for gpu in inventory.value.gpus:
-            if gpu.uuid in now and gpu.uuid not in was:
-                words = "is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
-                say(NodeEvent("GpuCordoned", f"{gpu.gpu.title} {words}", warning=False))
-            elif gpu.uuid in was and gpu.uuid not in now:
-                words = f"{gpu.gpu.title} is no longer cordoned"
-                say(NodeEvent("GpuUncordoned", words, warning=False))
+        was, now, before = {*read_cordon(before)}, {*read_cordon(text)}, text
+        for gpu in (one.gpu for one in inventory.value.gpus if one.uuid in was ^ now):
+            said = f"{gpu.title} is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
+            ended = NodeEvent("GpuUncordoned", f"{gpu.title} is no longer cordoned", warning=False)
+            say(NodeEvent("GpuCordoned", said, warning=False) if gpu.uuid in now else ended)
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
@@ -164,7 +161,8 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
             by_news.setdefault(news, []).append(gpu)
 
     for news, gpus in by_news.items():
-        yield msgspec.structs.replace(news, text=f"{gpus_in_words(gpus)}: {news.text}")
+        each = ", each" if len(gpus) > 1 else ""
+        yield msgspec.structs.replace(news, text=f"{gpus_in_words(gpus)}{each}: {news.text}")
 
 
 def _news(before: Health | None, health: Health) -> NodeEvent | None:
@@ -308,7 +306,7 @@ async def follow_left_out(
                 and (fault.lost or not known.health.serving)
             )
             if fault not in before and not is_told:
-                text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
+                text = f"{fault.title} is not shared: {fault.text} [GpuLeftOut]"
                 say(NodeEvent("GpuLeftOut", text, warning=True))
         before = faults
 

@@ -13,6 +13,7 @@ from agent.allocate.room import promised
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
 from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_node_lock
+from agent.health.judge import HealthSettings, cooled_at
 from agent.kit.units import UNKNOWN, Column, age, gib, percent, some
 from agent.ledger import ContainerKey, Decider, JournalEntry, KubeletEpoch, Ledger, Row
 from agent.model import MIB, NO_INDEX, Cause, Condition, GpuSample, GpuUuid, Inventory, SliceList
@@ -74,6 +75,7 @@ class GpuStatus(Document, frozen=True):
     """One GPU. `condition`: ok, watch, bad, lost or unmonitored. None: it is not known.
 
     - `serving`: new containers may get it. `obstacles`: why not, besides its health.
+    - `cooled_at`: when its cool-down ends, if it has one and no further bad report comes.
     - `slices_held`: by containers that work on it. The kubelet may have booked another GPU's.
     - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
     """
@@ -87,6 +89,7 @@ class GpuStatus(Document, frozen=True):
     serving: bool = True
     cordoned: bool = False
     since: Moment | None = None
+    cooled_at: Moment | None = None
     cause: str = ""
     action: str = ""
     text: str = ""
@@ -244,10 +247,18 @@ class StatusFacts(msgspec.Struct, frozen=True):
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
     pods: PodTable = msgspec.field(default_factory=PodTable)
     kubelet: KubeletEpoch | None = None
+    health: HealthSettings | None = None
 
 
 def status_of(facts: StatusFacts) -> StatusDocument:
     """All of the node."""
+    # The refusals whose pod is still there, the newest first: its status repeats the sentence.
+    messages = [pod.message for pod in facts.pods.pods.values() if pod.reason == REJECTED]
+    standing: dict[str, JournalEntry] = {}
+    for entry in facts.refusals:
+        if any(entry.text[:COMPARED] in message for message in messages):
+            standing.setdefault(entry.text, entry)  # a pod that is refused again is one
+
     node = msgspec.structs.replace(
         facts.about,
         ready=is_ready(facts.checks),
@@ -262,20 +273,8 @@ def status_of(facts: StatusFacts) -> StatusDocument:
         refusals=tuple(facts.refusals),
         changes=tuple(facts.changes),
         journal_since=facts.journal_since,
-        standing=standing_of(facts) if facts.pods.synced else None,
+        standing=tuple(standing.values()) if facts.pods.synced else None,
     )
-
-
-def standing_of(facts: StatusFacts) -> tuple[JournalEntry, ...]:
-    """The refusals whose pod is still there, the newest first: its status repeats the sentence."""
-    messages = [pod.message for pod in facts.pods.pods.values() if pod.reason == REJECTED]
-    found: dict[str, JournalEntry] = {}
-
-    for entry in facts.refusals:
-        if any(entry.text[:COMPARED] in message for message in messages):
-            found.setdefault(entry.text, entry)  # a pod that is refused again is one
-
-    return tuple(found.values())
 
 
 def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
@@ -291,7 +290,6 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
     found = []
-
     for shared in facts.inventory.gpus:
         gpu, health = shared.gpu, shared.health
         use = promised(facts.ledger, facts.pods, shared)
@@ -306,6 +304,7 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             serving=facts.inventory.offers(shared),
             cordoned=gpu.uuid in closed,
             since=health.since,
+            cooled_at=cooled_at(health, facts.health) if facts.health else None,
             cause=health.cause,
             action=health.action,
             text=health.text,
@@ -403,7 +402,7 @@ OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
 """The checks that repeat what the notices about GPUs say."""
 SEVERE: Final = frozenset({Condition.BAD, Condition.LOST})
 """The conditions in capitals, of grade `bad`."""
-GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
+GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+(?: \([^)]+\))?|GPU-[0-9a-f-]+)")
 """A GPU in a sentence."""
 ALSO: Final = 5
 """Names beside the first one of equal entries."""
@@ -585,8 +584,11 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         if grade := gpu_grade(gpu):
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
-            why = cap(gpu.text or gpu.cause, 1024)
-            said.append((f"{cap(gpu.health)}{since}: {why}{act}", grade))
+            why, rest = cap(gpu.text or gpu.cause, 1024), ""
+            if gpu.cooled_at and now < gpu.cooled_at:
+                end = f"{gpu.cooled_at:%H:%M %Z}, in {age(now, gpu.cooled_at)}"
+                rest = f"; its cool-down ends at {end}"
+            said.append((f"{cap(gpu.health)}{since}: {why}{act}{rest}", grade))
 
         own = [text for text in gpu.obstacles if text not in of_node]
         said += [(f"not offered: {cap(text, 1024)}", "watch") for text in own]
@@ -598,7 +600,7 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
             told.setdefault(notice, []).append(which)
 
     for (text, grade), gpus in told.items():
-        yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {text}", grade
+        yield f"GPUs {', '.join(gpus)}, each {text}" if gpus[1:] else f"GPU {gpus[0]} {text}", grade
 
 
 def pod_notices(found: StatusDocument) -> Iterator[Notice]:

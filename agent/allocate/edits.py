@@ -220,7 +220,7 @@ def check_library(facts: HookFacts, container: ContainerView | None = None) -> N
         remedy = f"make {mounted_library(facts)} its only line"
     else:
         return
-    text = f"{said}, so no limit would be enforced; ask the operator to {remedy}."
+    text = f"{said}, so no limit would be enforced; an operator has to {remedy}."
     raise Refusal(RefusalReason.NO_LIBRARY, text)
 
 

@@ -690,19 +690,16 @@ def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Gra
     """
     for share in row.shares:
         gpu = evidence.inventory.find(share.uuid)
-        # In MIG mode nothing can use the whole GPU.
-        if (
-            gpu
-            and gpu.there
-            and not (gpu.gpu.mig_enabled or gpu.health.condition is Condition.LOST)
-        ):
+        named = gpu.gpu.title if gpu else f"GPU {share.uuid}"
+        is_there = gpu and gpu.there and gpu.health.condition is not Condition.LOST
+        if gpu and is_there and not gpu.gpu.mig_enabled:  # in MIG mode nothing can use all of it
             continue
         if Ask.PODS not in evidence.asked:
             return Question(Ask.PODS)  # a pod that the watch has not shown may be asking
         raise Refusal(
             RefusalReason.BAD_GPU,
-            f"Container {row.key.container} of pod {candidate.pod.title} holds GPU {share.uuid}, "
-            "which is gone, lost or in MIG mode; delete the pod so that it is placed again.",
+            f"Container {row.key.container} of pod {candidate.pod.title} holds {named}, which is "
+            "gone, lost or in MIG mode; delete the pod so that it is placed again.",
         )
     return Grant(candidate, row.group, row.shares)
 
@@ -753,8 +750,8 @@ def require_right(candidate: Candidate, evidence: Evidence) -> None:
     upgrade = "" if evidence.witnessed else " and upgrade the kubelet to 1.34"
     raise Refusal(
         RefusalReason.NO_LOCK,
-        f"Pod {pod.title} holds no node lock of HAMi's scheduler: {why}; {again}, or ask the "
-        f"operator to choose another allocation.unlockedPods{upgrade}.",
+        f"Pod {pod.title} holds no node lock of HAMi's scheduler: {why}; {again}, or an "
+        f"operator has to set another allocation.unlockedPods{upgrade}.",
     )
 
 
@@ -881,8 +878,8 @@ def _oversold(candidate: Candidate, short: Shortage, to_do: str) -> Refusal:
     what, total, limit = short.amounts
     return Refusal(
         gate,
-        f"With container {candidate.container.name} of pod {candidate.pod.title}, GPU "
-        f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; {to_do}.",
+        f"With container {candidate.container.name} of pod {candidate.pod.title}, "
+        f"{short.gpu.gpu.title} would have {total} of {what} promised, and has {limit}; {to_do}.",
     )
 
 
@@ -970,11 +967,12 @@ def _usable(
     request = read_request(container.count, dict(container.others), settings.requests)
     for share in shares:
         gpu = evidence.inventory.find(share.uuid)
+        named = gpu.gpu.title if gpu else f"GPU {cap(share.uuid, 64)}"
         if gpu is None or not (gpu.present or gpu.health.condition is Condition.LOST):
             why = f" ({gpu.obstacle})" if gpu and gpu.obstacle else ""
             raise Refusal(
                 RefusalReason.UNKNOWN_GPU,
-                f"Pod {title} was given GPU {cap(share.uuid, 64)}, which this node does not share"
+                f"Pod {title} was given {named}, which this node does not share"
                 f"{why}; create it again, so that it is placed again.",
             )
         require_serving(gpu, f"Pod {title}")
@@ -994,7 +992,7 @@ def _usable(
                 RefusalReason.NOT_AS_REQUESTED,
                 f"Container {container.name} of pod {title} requests {most} MiB and "
                 f"{request.cores or 100} % of the compute, but annotation {ALLOCATED} gives it "
-                f"{memory} MiB and {cores or 100} % of {share.uuid}: somebody changed it, or the "
+                f"{memory} MiB and {cores or 100} % of {named}: somebody changed it, or the "
                 "agent has other settings than the scheduler; delete the pod, and its controller "
                 "makes a new one.",
             )

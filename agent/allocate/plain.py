@@ -47,7 +47,7 @@ def grant(
         gpu = inventory.find(pair[0]) if pair else None
         named = f"The kubelet named {text[:80]!r}"
         if pair is None:
-            to_do = "ask the operator whether another plugin serves this resource."
+            to_do = "an operator has to check whether another plugin serves this resource."
             why = f"{named}, no id of a slice; {to_do}"
             raise Refusal(RefusalReason.UNKNOWN_SLICE, why)
         if gpu is None:

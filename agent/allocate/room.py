@@ -231,7 +231,7 @@ def require_serving(gpu: SharedGpu, who: str) -> None:
         what = (
             f"{who} cannot start: the driver has not answered for its {gpu.gpu.title} for too long"
         )
-        to_do = "ask the operator to check the node's driver."
+        to_do = "an operator has to check the node's driver."
         raise Refusal(RefusalReason.DRIVER_UNRESPONSIVE, f"{what}; {to_do}")
     what = f"{who} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}"
     to_do = "create the pod again, so that it is placed on another GPU."

@@ -130,11 +130,11 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """The refusal when that step failed or took too long."""
     if isinstance(error, Starved):
         gate, what = RefusalReason.STARVED, "The GPU agent gets too little CPU to answer in time"
-        return Refusal(gate, f"{what}; ask the operator to raise its CPU request.")
-    to_do = "ask the operator to check the node's disk and hook path."
+        return Refusal(gate, f"{what}; an operator has to raise its CPU request.")
+    to_do = "an operator has to check the node's disk and hook path."
     if step is AllocateStep.MATCH and isinstance(error, TimeoutError):
         what = "The kubelet or the node's disk did not say in time which pod this is"
-        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; ask the operator to check both.")
+        return Refusal(RefusalReason.OUT_OF_TIME, f"{what}; an operator has to check both.")
     reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
     if step in _CANNOT:
         return Refusal(RefusalReason.HOST_DIRECTORY, f"{_CANNOT[step]} ({reason}); {to_do}")

@@ -15,6 +15,7 @@ from aiohttp import web
 from agent import __version__
 from agent.app.agent import NodeAgent
 from agent.errors import PermissionFault, cap
+from agent.hami.annotations import encode_stamp
 from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
@@ -23,7 +24,6 @@ from agent.model import NO_INDEX, WITHHELD, HamiNames, Trouble
 from agent.node import STANDBY, Check
 from agent.report import pods_holding
 from agent.settings.schema import Settings
-from agent.state import NodeJournal
 from agent.status import API_VERSION, NodeStatus, SettingStatus, StatusFacts, gpu_labels
 from agent.web import metrics, server
 
@@ -57,8 +57,7 @@ class WebDoors:
         )
         read: dict[str, server.Page] = dict.fromkeys(server.READ, server.stands_by)
         if agent is not None:
-            told = partial(self._with_journal, agent.journal)
-            read = server.reading_pages(told, settings.web_readers)
+            read = server.reading_pages(self.facts, settings.web_readers)
 
         self._pages: dict[str, server.Page] = {
             "/livez": server.livez,
@@ -79,11 +78,9 @@ class WebDoors:
         problem = agent.discovery.problem.value or ""
 
         # GPUs that have not answered yet; those with the same text are named together.
-        named: dict[str, list[str]] = {}
-        for fault in agent.keeper.left_out.value:
-            if fault.trouble is Trouble.SILENT:
-                named.setdefault(fault.text, []).append(fault.gpu)
-        silent = "; ".join(f"GPU {', '.join(gpus)}: {text}" for text, gpus in named.items())
+        waking = [one for one in agent.keeper.left_out.value if one.trouble is Trouble.SILENT]
+        named = {one.text: [gpu.title for gpu in waking if gpu.text == one.text] for one in waking}
+        silent = "; ".join(f"{', '.join(gpus)}: {text}" for text, gpus in named.items())
 
         # While no GPU has answered yet, there is no list of GPUs.
         unlisted = problem or "the driver has not been asked yet"
@@ -123,7 +120,7 @@ class WebDoors:
         said: dict[bool, list[str]] = {False: [], True: []}
         for gpu in (gpu for gpu in inventory.gpus if not gpu.serving):
             is_missed = gpu.health.serving and gpu.there and gpu.wanted
-            said[is_missed].append(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}")
+            said[is_missed].append(f"{gpu.gpu.title} {gpu.unavailable_reason}")
 
         kept = "the last good settings apply, because these are refused"
         refused, withheld = agent.settings.fault, "; ".join(agent.withholder.reasons.value)
@@ -152,11 +149,12 @@ class WebDoors:
             return StatusFacts(now, about, self.checks())
 
         settings, facts, service = agent.found.settings, agent.facts, agent.settings
+        journal = agent.journal
         sharing = facts.sharing.value
         about = NodeStatus(
             name=settings.node,
             version=__version__,
-            started_at=agent.journal.started,
+            started_at=journal.started,
             scheduler="hami" if settings.plain is None else "none",
             resource=facts.resource.value,
             kubelet=agent.registration.state.value.text,
@@ -166,14 +164,6 @@ class WebDoors:
             memory_scaling=sharing.memory_scaling,
             core_scaling=sharing.core_scaling,
         )
-
-        def in_force() -> tuple[SettingStatus, ...]:
-            return tuple(
-                SettingStatus(
-                    one.field.key, one.value, one.origin, one.field.key in service.pending
-                )
-                for one in service.values.values()
-            )
 
         return StatusFacts(
             now=now,
@@ -185,18 +175,16 @@ class WebDoors:
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
             used=agent.usage.newest,
-            settings=in_force,
-            pods=facts.pods.value,
-            kubelet=agent.kubelet.epoch.value,
-        )
-
-    def _with_journal(self, journal: NodeJournal) -> StatusFacts:
-        """The same with what happened, which no metric tells."""
-        return msgspec.structs.replace(
-            self.facts(),
             changes=journal.recent(journal.changes),
             refusals=journal.recent(journal.refusals),
             journal_since=journal.since,
+            settings=lambda: tuple(
+                SettingStatus(key, one.value, one.origin, key in service.pending)
+                for key, one in service.values.items()
+            ),
+            pods=facts.pods.value,
+            kubelet=agent.kubelet.epoch.value,
+            health=settings.health,
         )
 
     def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:
@@ -292,7 +280,7 @@ class GpuActions:
         for fault in self._agent.keeper.left_out.value:
             if name in {fault.gpu, str(fault.index)}:
                 why = "; ".join(filter(None, [fault.text, way]))
-                return server.plain(409, f"GPU {cap(name)} is not shared: {why}.")
+                return server.plain(409, f"{fault.title} is not shared: {why}.")
 
         known = gpu_labels(self._agent.facts.inventory.value).values()
         shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
@@ -308,7 +296,7 @@ def _data(result: Recheck) -> Mapping[str, object]:
         "probe": {"outcome": result.probe.outcome, "text": result.probe.text},
         "was": result.before.condition,
         "condition": health.condition,
-        "since": health.since.isoformat(timespec="seconds"),
+        "since": encode_stamp(health.since),
         "serving": result.serving,
         "cause": health.cause,
         "action": health.action,

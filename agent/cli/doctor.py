@@ -42,7 +42,7 @@ from agent.node import Right, is_ready, rights
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
 from agent.status import SEVERE, LockStatus, StatusDocument, gpu_grade, open_envelope
-from agent.witness import PodResourcesWitness
+from agent.witness import FILE_NAME, PodResourcesWitness, decode_records
 
 Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
 """The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
@@ -66,7 +66,7 @@ EVERY: Final = frozenset(GROUPS)
 
 NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
 SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
-OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
+OF_ONE_GPU: Final = "no new pod gets it; pods that hold it may fail"
 
 MEANS: Final[Mapping[str, str]] = {
     "P-SETTINGS": "the agent does not start, or shares otherwise than they say",
@@ -587,7 +587,7 @@ def judge_driver(library: str, scan: Scan | None, failure: str, remedy: str) -> 
 
     yield Finding("P-DRIVER", "ok", library, said)
     for gpu in (gpu for gpu in scan.gpus if gpu.mig_enabled):
-        said = f"GPU {gpu.uuid} is in MIG mode"
+        said = f"{gpu.title} is in MIG mode"
         yield Finding("P-GPU", "note", library, said, "it will not be shared")
 
     for fault in scan.faults:
@@ -628,6 +628,18 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
         (old, "note", old, "start GPU pods one at a time (HA-2007)"),
     )
 
+    checkpoint = paths.plugins / FILE_NAME
+    try:
+        decode_records(checkpoint.read_bytes(), seen.settings.sharing.resource)
+    except FileNotFoundError:
+        pass  # the kubelet writes it with its first list
+    except (OSError, MalformedText) as error:
+        said = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        todo = (
+            "restart the agent: then the kubelet writes it anew; if not, see its rights and dmesg"
+        )
+        yield Finding("P-WITNESS", "wrong", str(checkpoint), said, todo)
+
 
 async def _plugins(seen: NodeSeen) -> AsyncIterator[Finding]:
     """The sockets behind which other plugins for these GPUs answer here."""
@@ -662,7 +674,7 @@ async def _agent(seen: NodeSeen) -> AsyncIterator[Finding]:
 
     for (is_severe, serving, said), names in alike.items():
         subject, each = ("GPUs", "each ") if len(names) > 1 else ("GPU", "it ")
-        means = "new pods still get this GPU" if serving else OF_ONE_GPU
+        means = "new pods still get it" if serving else OF_ONE_GPU
         verdict: Verdict = "wrong" if is_severe else "note"
         subject = f"{subject} {', '.join(names)}"
         yield Finding("P-GPU", verdict, subject, f"{each}{said}", means=means)

@@ -37,7 +37,8 @@ from agent.kit.units import some
 from agent.kube.client import Connection
 from agent.kube.objects import KubeApi
 from agent.kube.reader import KubeLeftovers
-from agent.node import ReportedGpu, read_cordon
+from agent.model import GpuUuid, gpu_title
+from agent.node import read_cordon
 from agent.setting import text_where
 from agent.settings.reading import Sources
 from agent.usage import HostRegions
@@ -170,12 +171,11 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     lines: list[str] = []
     for gpu in gpus:
         outcome, text = gpu["probe"]["outcome"], gpu["probe"]["text"]
-        index = "of unknown index" if gpu["gpu"] is None else gpu["gpu"]
         answered = f"{ANSWERS.get(outcome, outcome)}{text and f' ({text})'}"
         served = "served" if gpu["serving"] else "not served"
         lines += [
             *([""] if lines else []),
-            f"GPU {index} ({gpu['uuid']}): {answered}",
+            f"{gpu_title(gpu['uuid'], gpu['gpu'])}: {answered}",
             f"{gpu['condition']} since {gpu['since']}, {served}",
             *filter(None, [gpu["text"]]),
             *(f"needed: {step}" for step in gpu["missing"]),
@@ -188,8 +188,10 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a release did, as lines; and whether the GPUs are free for work on them."""
     names, holders = data.get("labels") or data["gpus"], data["heldBy"]
-    gpus, one = ", ".join(names), len(names) == 1
-    gpus, what, them = (f"GPU {gpus}", gpus, "it") if one else (f"GPUs {gpus}", "all", "them")
+    gpus, what, them = f"GPUs {', '.join(names)}", "all", "them"
+    if len(names) == 1:
+        index = int(names[0]) if names[0].isdigit() else None
+        gpus, what, them = gpu_title(data["gpus"][0], index), names[0], "it"
     if not holders and data["released"] is True:
         return [f"{gpus}: released until `hami-agent recheck {what}`"], True
 
@@ -216,7 +218,7 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     # Another field manager: what an operator writes does not count as an agent's.
     async with open_session(connection, "hami-agent-cordon") as session:
-        gpu, is_changed = await _write(KubeApi(session, args.node), args)
+        uuid, index, is_changed = await _write(KubeApi(session, args.node), args)
 
     on = args.verb == "cordon"
     said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
@@ -224,27 +226,27 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         state = "cordoned" if on else "no longer cordoned"
         said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
 
-    data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": on}
+    data = {"node": args.node, "gpu": index, "uuid": uuid, "cordoned": on}
     data["changed"], source = is_changed, f"API server by {connection.source}"
-    told = [f"GPU {gpu.words} of Node {args.node} {said}"]
+    told = [f"{gpu_title(uuid, index)} of Node {args.node} {said}"]
     answer(args.output, "Cordon", data, told, source=source)
     return Exit.OK
 
 
 async def _write(
     api: KubeApi, args: argparse.Namespace, tries: int = 5
-) -> tuple[ReportedGpu, bool]:
-    """The GPU, and whether the Node was written. Raises NotThere, ApiError."""
+) -> tuple[GpuUuid, int | None, bool]:
+    """UUID and index of the GPU, and whether the Node was written. Raises NotThere, ApiError."""
     on = args.verb == "cordon"
     seen = await api.get_node()
     if seen is None:
         raise NotThere(f"the API server knows no Node {args.node}: name it with --node")
 
-    gpu, listed = _named(seen, args.gpu), read_cordon(seen.annotations.get(CORDON))
-    if (gpu.uuid in listed) is on:
-        return gpu, False
+    (gpu, index), listed = _named(seen, args.gpu), read_cordon(seen.annotations.get(CORDON))
+    if (gpu in listed) is on:
+        return gpu, index, False
 
-    kept = [*listed, gpu.uuid] if on else [uuid for uuid in listed if uuid != gpu.uuid]
+    kept = [*listed, gpu] if on else [uuid for uuid in listed if uuid != gpu]
     changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
     changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
     try:
@@ -255,21 +257,19 @@ async def _write(
         if tries == 1:
             raise
         return await _write(api, args, tries - 1)
-    return gpu, True
+    return gpu, index, True
 
 
-def _named(node: NodeView, name: str) -> ReportedGpu:
+def _named(node: NodeView, name: str) -> tuple[GpuUuid, int | None]:
     """The GPU of that index or UUID, reported or only in the cordon. Raises NotThere."""
-    reported = read_register(node.annotations.get(REGISTER))
-    gpus = {gpu.uuid: ReportedGpu(gpu.uuid, gpu.index) for gpu in reported}
-    for uuid in read_cordon(node.annotations.get(CORDON)):
-        gpus.setdefault(uuid, ReportedGpu(uuid))
+    gpus: dict[GpuUuid, int | None]
+    gpus = {gpu.uuid: gpu.index for gpu in read_register(node.annotations.get(REGISTER))}
+    gpus |= dict.fromkeys(read_cordon(node.annotations.get(CORDON))) | gpus
+    for uuid, index in gpus.items():
+        if name.lower() == uuid.lower() or (index is not None and name == str(index)):
+            return uuid, index
 
-    for gpu in gpus.values():
-        if name.lower() == gpu.uuid.lower() or (gpu.index is not None and name == str(gpu.index)):
-            return gpu
-
-    known = ", ".join(gpu.words for gpu in gpus.values())
+    known = ", ".join(gpu_title(uuid, index) for uuid, index in gpus.items())
     remedy = f"it has {known}" if known else f"it has no readable {REGISTER}"
     raise NotThere(f"Node {node.name} has no GPU {name}", remedy=remedy)
 

@@ -17,6 +17,7 @@ import msgspec
 import yaml
 from typing_extensions import Buffer, override
 
+from agent.errors import cut
 from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
 from agent.kit.units import Column
@@ -120,19 +121,14 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
     for row in titled:
         cells = []
         for place in kept:
-            text = shorten(row[place], sizes[place])
+            text = cut(row[place], sizes[place])
             is_right = columns[place].right
             cells.append(text.rjust(sizes[place]) if is_right else text.ljust(sizes[place]))
 
-        yield shorten(GAP.join(cells).rstrip(), width)
+        yield cut(GAP.join(cells).rstrip(), width)
 
     if rest := [one.title for place, one in enumerate(columns) if place not in kept]:
-        yield shorten(f"no room for {', '.join(rest)}: see `status -o wide`", width)
-
-
-def shorten(text: str, width: int) -> str:
-    """Cut the text to `width` characters; an ellipsis marks the cut."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+        yield cut(f"no room for {', '.join(rest)}: see `status -o wide`", width)
 
 
 NARROWEST: Final = 20

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.cli.main import TABLE, Exit, Subparsers, Unreachable, add_output, fail, typed
-from agent.cli.output import UNFOLDED, Paint, answer, painter, shorten, table, wrapped
-from agent.errors import AgentError, DriverError
+from agent.cli.output import UNFOLDED, Paint, answer, painter, table, wrapped
+from agent.errors import AgentError, DriverError, cut
 from agent.kit.logs import configure
 from agent.kit.units import Column, counted
 from agent.sandbox import hardware_talk as talk
@@ -71,7 +71,7 @@ def summary_lines(
 
     failed = [claim for claim in claims if not claim.ok and claim.measured != stage.NOT_REACHED]
     for claim in failed:
-        head = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  "
+        head = f"{cut(claim.id, ID_WIDTH):<{ID_WIDTH}}  "
         yield from wrapped(claim.measured or "-", width, head, " " * len(head))
 
     true = sum(claim.ok for claim in claims)
@@ -138,9 +138,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--gpus", type=int, default=8, metavar="COUNT", help="GPUs (default 8)")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="h100", help="their model")
-    parser.add_argument(
-        "--split-count", type=int, default=10, metavar="COUNT", help="slices per GPU (default 10)"
-    )
+    told, count = "slices per GPU (default 10)", typed(whole(1, 1000), "a number from 1 to 1000")
+    parser.add_argument("--split-count", type=count, default=10, metavar="COUNT", help=told)
     add_output(parser)
     up = "place a few pods, then stay up until ctrl-c"
     parser.add_argument("--interactive", action="store_true", help=up)
@@ -176,9 +175,6 @@ def _problem(args: argparse.Namespace) -> str:
         fewest, hint, where, gpus = 1, "", "all GPUs", args.gpus
     if not fewest <= args.gpus <= MOST_GPUS:
         return f"--gpus {args.gpus}: the scenario needs {fewest} to {MOST_GPUS} GPUs{hint}"
-
-    if not 1 <= args.split_count <= 1000:
-        return f"--split-count {args.split_count}: expected 1 to 1000"
 
     needed = default.NEEDED_SLICES
     if args.interactive:

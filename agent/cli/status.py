@@ -6,11 +6,15 @@ The status is read at the agent's socket, in an archive, in the agent's pod, or 
 import argparse
 import contextlib
 import datetime as dt
+import os
 import re
 import select
 import shutil
+import signal
 import sys
 import tarfile
+import termios
+import tty
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,8 +65,6 @@ COLOURS: Final = {"bad": "red", "watch": "yellow"}
 """The colour of a notice's grade."""
 BRIEF: Final = 9
 """The first columns of a GPU, which are shown without `-o wide`."""
-HEAD_WIDTH: Final = 80
-"""The head is pasted into chats and tickets, so that it is no wider, whatever the terminal is."""
 
 _NODE_COLUMNS: Final = (
     Column("NODE", least=6),
@@ -100,11 +102,10 @@ def status_lines(
     found: StatusDocument, now: dt.datetime, style: StatusStyle, *, refused: bool = True
 ) -> Iterator[str]:
     """The node, its GPUs, and what needs attention. `refused`: also the last refusal."""
-    width = min(style.width, HEAD_WIDTH)
     for line in view.heads(found.node, now):
         # A part that fits on a line stays whole.
-        parts = [part if len(part) > width - 4 else part.replace(" ", "\0") for part in line]
-        yield from wrapped(" · ".join(parts), width)
+        parts = [part if len(part) > style.width - 4 else part.replace(" ", "\0") for part in line]
+        yield from wrapped(" · ".join(parts), style.width)
 
     grades = ["", *map(view.gpu_grade, found.gpus), ""]  # titles and what is left out have none
     columns = view.GPU_COLUMNS if style.wide else view.GPU_COLUMNS[:BRIEF]
@@ -492,7 +493,7 @@ CLOSED: Final = "\x1b[?25h\x1b[?1049l"
 def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Shows `status` of this node and its containers live, as large as the terminal.
 
-    Ctrl-C ends it. Exits 3 if no agent answers.
+    q or Ctrl-C ends it. Exits 3 if no agent answers.
     """
     if not sys.stdout.isatty():
         return fail("top", "there is no terminal: use `hami-agent status`", Exit.USAGE)
@@ -502,6 +503,13 @@ def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         stack.callback(sys.stdout.flush)
         stack.callback(sys.stdout.write, CLOSED)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        stack.callback(signal.signal, signal.SIGTERM, before)
+        keys = [0] if sys.stdin.isatty() else []
+        for terminal in keys:  # each key is read at once, and not shown
+            stack.callback(termios.tcsetattr, 0, termios.TCSANOW, termios.tcgetattr(terminal))
+            tty.setcbreak(terminal)
+
         while True:
             columns, height = shutil.get_terminal_size()
             style = StatusStyle(columns, paint=paint)
@@ -516,7 +524,9 @@ def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             # A line is cleared before it is written: behind a full one the cursor is still on it.
             sys.stdout.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
             sys.stdout.flush()
-            select.select([], [], [], args.interval)
+            typed, _, _ = select.select(keys, [], [], args.interval)
+            if typed and re.search(b"[qQ]|^$", os.read(0, 64)):  # nothing: the terminal is gone
+                break
 
             try:
                 read, trouble = status_at(args.socket), ""

@@ -26,8 +26,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "runbook",
         description="Prints what the runbook says of the id in a message: of a refusal (HA-4002), "
-        "a line of doctor (P-DRIVER) or explain (E-LOCK), a GPU's fault (H-079) or an Event. "
-        "Exits 4 if there is no such id.",
+        "a line of doctor (P-DRIVER) or explain (E-LOCK), a GPU's fault (H-079) or an Event; or of "
+        "an alert. Exits 4 if there is no such id.",
         epilog="example: hami-agent runbook HA-4002",
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="without it: list all ids")

@@ -382,15 +382,23 @@ def quiet_time(health: Health, settings: HealthSettings) -> float:
     return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
 
 
-def missing(health: Health, now: Time, settings: HealthSettings) -> tuple[str, ...]:
-    """What its cool-down still needs, in words. Where none ends it, its text says what does."""
+def cooled_at(health: Health, settings: HealthSettings) -> Time | None:
+    """When its cool-down ends without another bad report. None: its text says what ends it."""
     is_cooling = health.condition in {Condition.WATCH, Condition.BAD} and not health.needs_reset
-    if not is_cooling or health.cause == Cause.FABRIC:
+    # A fault in its signs lasts as long as the signs.
+    if not is_cooling or health.cause in {Cause.FABRIC, Cause.MEMORY}:
+        return None
+    return (health.quiet_since or health.since) + dt.timedelta(seconds=quiet_time(health, settings))
+
+
+def missing(health: Health, now: Time, settings: HealthSettings) -> tuple[str, ...]:
+    """What its cool-down still needs, in words."""
+    if (end := cooled_at(health, settings)) is None:
         return ()
 
     needs = []
-    if (rest := quiet_time(health, settings) - seconds(health, now)) > 0:
-        needs.append(f"{rest:.0f} s more without a bad report")
+    if now < end:
+        needs.append(f"{(end - now).total_seconds():.0f} s more without a bad report")
     if (probes := settings.passes - health.passed_probes) > 0:
         needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
     return tuple(needs)

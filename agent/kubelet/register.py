@@ -299,7 +299,7 @@ class Registration:
         A new kubelet socket alone is no reason: a kubelet that starts removes the agent's socket.
         """
         since = loop_time()
-        text = "registered, the kubelet takes our lists"
+        text = "registered, the kubelet takes the lists"
         self._publish("registration.serving", text, registered=True)
         while self._is_bound() and self._streams.value > 0:
             await self._wait(until_tick(LOOK_AGAIN))

@@ -14,6 +14,9 @@ _ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
 _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
 """A heading of an entry: its ids, and its title."""
 
+_ALERT: Final = re.compile(r"^\| `(HamiAgent\w+)` \| (\w+) \| (.*) \|$", re.MULTILINE)
+"""The row of an alert, which is an entry too: its name, how severe it is, and where to look."""
+
 _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 """A link of Markdown, of which the text is shown."""
 
@@ -39,22 +42,25 @@ def entries() -> Mapping[str, tuple[str, str]]:
     """Title and text of each id, in the order of the runbook.
 
     It is read once, from where the code was loaded, so a page may wait for it. The text of a
-    section without an id stands below each entry that refers to it.
+    section without an id stands below each entry that refers to it; below an alert, of any section.
     """
     home = Path(agent.__file__).parent
     installed = home / "RUNBOOK.md"
     text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
     found: dict[str, tuple[str, str]] = {}
     sections: dict[str, str] = {}
+    text = _ALERT.sub(r"### \1 Alert, \2\n\n\3\n", text)
     parts = re.split("^(?=##)", text, flags=re.MULTILINE)
-    for part in (part for part in parts if not _HEADING.match(part)):
+    for part in parts:
         # By the name that GitHub gives the heading in links.
         words = re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lstrip("# "))
         sections[f"#{words.lower().replace(' ', '-')}"] = part
 
     for part in parts:
         if heading := _HEADING.match(part):
-            whole = part + "".join(sections.get(place, "") for _, place in _LINK.findall(part))
+            linked = [sections.get(place, "") for _, place in _LINK.findall(part)]
+            is_alert = " Alert, " in heading[0]  # an operator has no id then: all is shown at once
+            whole = part + "".join(one for one in linked if is_alert or not _HEADING.match(one))
             plain = _LINK.sub(r"\1", whole).replace("### ", "").rstrip()
             title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
             found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))

@@ -178,7 +178,7 @@ async def test_of_three_gpus_the_one_that_nothing_defines_is_not_on_offer(strate
         assert {G0: (0, True), G1: (1, False), G2: (2, True)} == node.registered
         (event,) = node.told
         assert "GpuLeftOut" == event.reason
-        assert f"GPU {G1} is not shared: no single CDI specification" in event.text
+        assert f"({G1}) is not shared: no single CDI specification" in event.text
         assert "nvidia-ctk cdi generate" in event.text
         assert ["cdi"] == degraded(node)
         shared = node.shared(G1)

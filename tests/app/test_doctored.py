@@ -19,6 +19,7 @@ from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import Settings
+from agent.witness import FILE_NAME
 from tests.builders import a_gpu
 from tests.fakes.http import a_session
 
@@ -143,6 +144,23 @@ async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path):
     (told,) = [one for one in found if one.check == "P-NODE"]
     assert told.advice.startswith("give the path of a readable kubeconfig")
     assert "readable kubeconfig" not in told.said, "the remedy is said once"
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"{"), Path.mkdir])
+async def test_a_checkpoint_of_the_kubelet_that_cannot_be_read_is_told_with_its_path(spoil):
+    found = []
+    async with a_node() as cluster:
+        chosen = settings(cluster, **{"--scheduler": "none"})
+        place = cluster.places.plugins / FILE_NAME
+        place.unlink(missing_ok=True)
+        found.append(await examine(chosen))
+        spoil(place)
+        found.append(await examine(chosen))
+
+    assert [set(), {"P-WITNESS"}] == [wrong(each) for each in found]
+    (told,) = [one for one in found[1] if one.verdict == "wrong"]
+    assert (str(place), True) == (told.subject, told.said.startswith("cannot be read: "))
+    assert "restart the agent" in told.advice
 
 
 async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged():

@@ -86,7 +86,9 @@ async def test_a_driver_that_hangs_for_ten_minutes_stops_allocations_after_the_l
         assert LIMIT <= served_until + 5 <= LIMIT + 17
         told = ["GpuDriverUnresponsive", "GpuUnhealthy"]
         assert told == [one for one in node.at_work.reasons if one != "GpuDegradedForPod"]
-        assert "gpu_health degraded: GPU 0 is unmonitored: it does not answer" in node.probed
+        assert (
+            f"gpu_health degraded: GPU 0 ({G1}) is unmonitored: it does not answer" in node.probed
+        )
 
         await asyncio.sleep(5 + 15)
         assert [True, True] == node.healthy
@@ -127,7 +129,7 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
         node.at_work.front.discovery.rescan()
         await asyncio.sleep(70)
 
-        assert f"gpu_health degraded: GPU 0 is {condition}: {text}\n" in node.probed
+        assert f"gpu_health degraded: GPU 0 ({G1}) is {condition}: {text}\n" in node.probed
         said = re.escape(f"its GPU 0 ({G1}) is {condition}: {text}")
         with pytest.raises(Refusal, match=said):
             await node.allocate()

@@ -22,6 +22,7 @@ from agent.model import (
     slice_id,
 )
 from agent.sandbox.hardware import SimulatedHardware
+from agent.status import gpus_of
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, joined, running, watched
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import HardwareDriver, ScriptedDriver
@@ -151,7 +152,7 @@ async def test_gpus_that_wake_one_by_one_are_served_and_no_reset_is_asked_for():
     driver.faults = [GpuFault(f"index {n}", "no answer in time", Trouble.SILENT) for n in range(3)]
     async with running(joined(driver)) as node:
         waking = {one.name: one.text for one in watched(node.front).checks() if not one.ok}
-        assert waking["inventory"].startswith("the driver answers; GPU index 0, index 1, index 2:")
+        assert waking["inventory"].startswith("the driver answers; GPU index 0, GPU index 1, ")
         assert 1 == waking["gpus_answering"].count("it initialises for seconds")
         for number in range(3):
             driver.gpus.append(a_gpu(index=number))
@@ -188,6 +189,14 @@ async def test_after_a_reboot_that_shuffled_the_indexes_each_pod_has_the_gpu_it_
         assert slice_id(G0, 12) not in node.groups[G0].ids
 
 
+def cool_downs(node):
+    """What `status` says of each GPU: seconds from the change of its health on."""
+    found = gpus_of(watched(node.front).facts())
+    return [
+        one.cooled_at and one.since and (one.cooled_at - one.since).total_seconds() for one in found
+    ]
+
+
 async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_events():
     hardware = SimulatedHardware(gpus(2))
     async with running(joined(HardwareDriver(hardware))) as node:
@@ -199,6 +208,7 @@ async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_even
             node.shared(G1).health.condition,
             node.shared(G1).present,
         )
+        assert [None, None] == cool_downs(node), "a lost GPU may never be back"
         hardware.restore("1")
         await asyncio.sleep(500)
         # A reset was enough for the XID, a GPU that is lost needs a reboot, and one that is back
@@ -207,9 +217,11 @@ async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_even
         assert (ill, [G0]) == (node.reasons, node.served)
         back = "it was lost and is back; it is served again after its cool-down"
         assert f"GPU 1 ({G1}): {back} [H-048]" == node.told[-1].text
+        assert [None, 600.0] == cool_downs(node)
         await asyncio.sleep(200)
 
         assert ([*ill, "GpuRecovered"], [G0, G1]) == (node.reasons, node.served)
+        assert [None, None] == cool_downs(node)
 
 
 class SlowDriver(ScriptedDriver):

@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.cli.output import OwnStream, Unwritten, shorten, table, terminal_width, working
+from agent.cli.output import OwnStream, Unwritten, table, terminal_width, working
+from agent.errors import cut
 from agent.kit.units import Column
 
 COLUMNS = (
@@ -61,7 +62,7 @@ def test_no_line_is_wider_than_the_terminal(rows, width):
 
 @given(st.text(), st.integers(1, 40))
 def test_a_shortened_text_fits_and_one_that_fits_is_unchanged(text, width):
-    short = shorten(text, width)
+    short = cut(text, width)
 
     assert len(short) <= width
     assert short == text or len(text) > width

@@ -37,6 +37,7 @@ def test_an_entry_is_that_of_the_runbook_without_the_marks_of_links(capsys):
         ("nodefitpod", "NodeUnfitPod, NodeFitPod "),
         ("GpuRecovered", "Events GpuUnhealthy, GpuRecovered, "),
         ("GpuDegraded", "Condition GpuDegraded"),
+        ("hamiagentdown", "HamiAgentDown Alert, critical\n\nExit codes, then the log. "),
     ],
 )
 def test_an_id_is_found_as_messages_and_people_write_it(words, meant, capsys):
@@ -76,6 +77,16 @@ def test_the_package_and_what_it_is_built_from_have_the_file():
     assert "/RUNBOOK.md" in wheel["sdist"]["include"]
     assert " RUNBOOK.md " in Path("deploy/image/Dockerfile").read_text()
     assert " RUNBOOK.md " in Path("deploy/image/context").read_text()
+
+
+def test_each_alert_has_an_entry_with_what_it_leads_to():
+    rules = Path("deploy/chart/hami-agent/files/rules.yaml").read_text(encoding="utf-8")
+    alerts = re.findall(r"alert: (\w+)", rules)
+
+    assert "HamiAgentDown" in alerts
+    assert set(alerts) <= entries().keys()
+    assert "\n## Exit codes\n" in entries()["HamiAgentDown"][1]
+    assert "\nHA-5001 The state cannot be written\n" in entries()["HamiAgentStateNotWritable"][1]
 
 
 def test_each_reason_of_an_event_has_an_entry():

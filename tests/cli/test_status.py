@@ -21,6 +21,11 @@ DOCUMENTS = msgspec.json.decode(
 )
 STATUS = DOCUMENTS["a node with a bad GPU"]
 (REFUSED,) = STATUS.refusals or ()
+COOLING = tuple(
+    changed(STATUS.gpus[1], uuid=f"GPU-{n}", index=n, cooled_at=NOON + dt.timedelta(seconds=left))
+    for n, left in enumerate((425, 425, 30, 0))
+)
+"""The cool-down of the last one is over; its probes may not have passed."""
 BARE = StatusDocument(node=NodeStatus(name="n"), gpus=())
 
 
@@ -62,6 +67,7 @@ def screens():
         "colours": screen(ill, paint=lambda text, colour: f"<{colour}>{text}</>"),
         standing: screen(DOCUMENTS[standing]),
         "without such": screen(changed(STATUS, standing=())),
+        "cool-downs": screen(changed(STATUS, gpus=COOLING, standing=())),
         "equal refusals": entries(DOCUMENTS["equal refusals"]),
         idle: pods(DOCUMENTS[idle], 120),
         escapes: pods(DOCUMENTS[escapes], 100),

@@ -1,17 +1,25 @@
-"""`hami-agent top` on a terminal: what it shows, its end, an agent that stops answering."""
+"""`hami-agent top` on a terminal: what it shows, its ends, an agent that stops answering."""
 
+import asyncio
 import functools
 import io
 import os
+import pty
 import select
 import shutil
+import signal
 import sys
+import termios
+from asyncio.subprocess import DEVNULL
 
 import pytest
+from aiohttp import web
 
 from agent.cli import status
 from agent.cli.main import Unreachable, dispatch
 from agent.cli.status import StatusRead
+from agent.status import envelope
+from agent.web.server import serve_socket
 from tests.builders import NOON
 from tests.cli.test_status import STATUS
 
@@ -44,6 +52,7 @@ class FakeScreen(io.StringIO):
     def wait(self, *_):
         if not self.answers:
             raise KeyboardInterrupt
+        return [], [], []
 
     def pictures(self, environ):
         """What was shown, one picture after the other, each with its lines."""
@@ -95,3 +104,61 @@ def test_without_an_agent_the_screen_is_left_as_it_is(on_screen, capfd):
     assert 3 == dispatch(WORDS, {})
     assert "" == screen.getvalue()
     assert "nobody answers" in capfd.readouterr().err
+
+
+LOGIN = """
+import os, signal, sys
+os.login_tty(int(sys.argv.pop(1)))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from agent.cli import main, status
+if "fails" in sys.argv:
+    pods, sys.argv[-1:] = iter([["once"]]), []
+    status.pod_lines = lambda *_: next(pods)
+sys.exit(main.dispatch(sys.argv[1:], {}))
+"""
+"""Runs `top` on a terminal of its own, as a shell does; with `fails` its second picture fails."""
+
+
+@pytest.fixture
+def opened_terminal():
+    """Both ends of it; when they are closed, a program on it ends."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("xxq", 0), ("Q", 0), ("\x03", 0), (signal.SIGTERM, 0), ("fails", 1)],
+    ids=["q", "Q", "Ctrl-C", "SIGTERM", "an exception"],
+)
+async def test_a_terminal_is_as_it_was_whatever_ends_it(tmp_path, opened_terminal, end, code):
+    served = {"/api/v1/status": lambda _: web.Response(body=envelope("Status", STATUS, NOON))}
+    main, terminal = opened_terminal
+    before, socket = termios.tcgetattr(terminal), tmp_path / "api.sock"
+    shown = b""
+
+    async def until(mark):
+        nonlocal shown
+        while mark not in shown:
+            shown += await asyncio.to_thread(os.read, main, 65536)
+
+    words = (str(terminal), "top", "--interval", "1", "--socket", str(socket))
+    words += ("fails",) * (end == "fails")
+    async with asyncio.timeout(40), serve_socket(served, socket):
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LOGIN, *words), pass_fds=(terminal,), stderr=DEVNULL
+        )
+        await until(b"gpu-a07")
+        during = termios.tcgetattr(terminal)[3]
+        if isinstance(end, signal.Signals):
+            program.send_signal(end)
+        elif end != "fails":
+            os.write(main, end.encode())
+        await until(status.CLOSED.encode())
+        ended = await program.wait()
+
+    assert (code, 0) == (ended, during & (termios.ICANON | termios.ECHO))
+    assert before == termios.tcgetattr(terminal)

@@ -242,6 +242,7 @@ async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
     assert (200, "application/json") == (status, kind)
     for words in ('"Recheck"', '"bad"', '"serving":false', '"a reset"', '"passed"', '"ok"'):
         assert words in text
+    assert '"since":"2026-09-01T12:00:00Z"' in text
     _, text, _ = await post(tmp_path, f"/api/v1/gpus/{name}:was-reset")
     assert [] == json.loads(text)["data"]["missing"]
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from agent import hookdirs
+from agent.allocate.edits import mounted_library
 from agent.errors import StateError
 from agent.hookdirs import PASS, STEPS, HostHookDirs, large_directories
 from agent.host.system import Worker
@@ -199,6 +200,12 @@ async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_
     nodes = tuple(f"{tmp_path}/dev/{name}" for name in ("nvidiactl", "nvidia-uvm"))
     more = {"library": f"{found.library}.2.10.0", "has_license": True, "device_nodes": nodes}
     assert msgspec.structs.replace(found, **more) == await dirs.facts()
+
+
+async def test_below_the_root_no_path_begins_with_two_slashes():
+    facts = await HostHookDirs(Path("/"), Path("/dev"), "", Inline(), Inline()).facts()
+
+    assert "/vgpu/libvgpu.so" == mounted_library(facts)
 
 
 OTHER_MACHINE = stand_in()[:18] + bytes([stand_in()[18] ^ 0xFF]) + stand_in()[19:]

@@ -62,7 +62,7 @@ def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
     ("words", "expected"),
     [
         (("--gpus", "3"), "24 slices on all GPUs but one, and there are 20; give --split-count 12"),
-        (("--gpus", "64", "--split-count", "0"), "expected 1 to 1000"),
+        (("--gpus", "64", "--split-count", "0"), "'0' is not a number from 1 to 1000"),
         (("--gpus", "1"), "3 to 64 GPUs, or any number from 1 with --interactive"),
         (("--gpus", "0", "--interactive"), "needs 1 to 64 GPUs"),
         (

@@ -241,7 +241,7 @@ async def run(desk, pod):
         (["s30000 i40000 a1000"] * 2, False, "has given out 140000 MiB of memory of GPU 0"),
         (["s50000 a50000"], True, "let its containers ask for less"),
         (["i1 s50000 a50000"], True, "let its containers ask for less"),
-        (["s40000 a40000", "a50000"], True, "130000 MiB of memory promised, and it has 81559"),
+        (["s40000 a40000", "a50000"], True, "130000 MiB of memory promised, and has 81559"),
     ],
 )
 async def test_what_hami_places_beyond_the_gpu_is_served_and_told_and_refused_if_it_counts_it_too(
@@ -457,8 +457,8 @@ async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was
 
 
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
-CHECK_BOTH = "ask the operator to check both"
-CHECK_DISK = "ask the operator to check the node's disk"
+CHECK_BOTH = "an operator has to check both"
+CHECK_DISK = "an operator has to check the node's disk"
 
 
 def hang_records(desk) -> None:
@@ -510,7 +510,7 @@ CLOSED = {
     ),
     "no library": (
         lambda desk: setattr(desk.hooks, "missing", (LIBRARY,)),
-        (RefusalReason.NO_LIBRARY, f"{LIBRARY} missing", "ask the operator to install it"),
+        (RefusalReason.NO_LIBRARY, f"{LIBRARY} missing", "an operator has to install it"),
         ("find-pod", True),
     ),
 }

@@ -26,7 +26,7 @@ from tests.fakes.chance import Seeded
 from tests.services.at_work import at_work, scenarios
 
 RESOURCE = "nvidia.com/gpu"
-SERVING = RegistrationState(registered=True, text="registered, the kubelet takes our lists")
+SERVING = RegistrationState(registered=True, text="registered, the kubelet takes the lists")
 
 
 class KubeletSide(KubeletDirectory):

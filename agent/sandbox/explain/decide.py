@@ -19,6 +19,7 @@ from agent.hami.annotations import encode_json
 from agent.kit.units import by_number, counted, span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject
+from agent.model import gpu_title
 from agent.sandbox.explain import gates as at_gate
 from agent.sandbox.explain import placement as at_node
 from agent.sandbox.explain import story
@@ -99,16 +100,16 @@ class _Tries:
                 yield _Trial((1, 1), said, paste, self._fits(nodes=(opened(node),)))
             cordoned, gpus = offer.cordoned if offer else frozenset(), self._few.reported(node.name)
             for gpu in gpus:
-                uuid = cap(gpu.uuid, 64)
+                named = gpu_title(gpu.uuid, gpu.index)
                 if gpu.uuid in cordoned:
                     place = self._noted(node, annotations.CORDON, ",".join(cordoned - {gpu.uuid}))
-                    paste = f"hami-agent uncordon {uuid} --node {shown}"
-                    yield _Trial((1, 0), f"uncordon the GPU {uuid} of {shown}", paste, place)
+                    paste = f"hami-agent uncordon {gpu.index} --node {shown}"
+                    yield _Trial((1, 0), f"uncordon {named} of {shown}", paste, place)
                 if not gpu.healthy:
                     well = msgspec.structs.replace(gpu, healthy=True)
                     report = encode_json([well if one == gpu else one for one in gpus])
                     place = self._noted(node, annotations.REGISTER, report)
-                    said = f"repair GPU {gpu.index} ({uuid}) of {shown}, which is unhealthy"
+                    said = f"repair {named} of {shown}, which is unhealthy"
                     paste = f"hami-agent status --node {shown}   # says what the GPU needs"
                     yield _Trial((1, 2), said, paste, place)
 

@@ -16,6 +16,7 @@ from agent.hami.annotations import decode_node_lock
 from agent.kit.units import span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, PodEventView
+from agent.model import gpu_title
 from agent.sandbox.explain import story
 from agent.sandbox.explain.placement import World, held_by
 from agent.sandbox.explain.story import TEXT, Gate, GateVerdict, agent_words, mib, when
@@ -396,10 +397,10 @@ def _held(world: World) -> Iterator[str]:
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
         return
-    indexes = {one.uuid: f"GPU {one.index}" for one in world.reported(view.node)}
+    indexes = {one.uuid: one.index for one in world.reported(view.node)}
     for name, (_, group) in pairs.items():
         for share in group:
-            said = f"{cap(name, 64)}: {indexes.get(share.uuid, 'GPU')} ({cap(share.uuid, 64)}), "
+            said = f"{cap(name, 64)}: {gpu_title(share.uuid, indexes.get(share.uuid))}, "
             said += f"{mib(share.memory_mib)}, {story.core_words(share.core_percent)}"
             unkept = view.unkept(name)
             yield f"{said}, not kept: {unkept}" if unkept else said
@@ -411,6 +412,6 @@ def _sick(world: World) -> Iterator[str]:
     known = {gpu.uuid: gpu for gpu in world.reported(world.node)}
     for uuid in dict.fromkeys(share.uuid for group in groups for share in group):
         if uuid not in known and world.node in world.nodes:
-            yield f"no Node reports GPU {cap(uuid, 64)} any more: it is lost, or was taken out"
+            yield f"no Node reports {gpu_title(uuid, None)} any more: it is lost, or was taken out"
         elif uuid in known and not known[uuid].healthy:
-            yield f"GPU {known[uuid].index} ({cap(uuid, 64)}) is unhealthy"
+            yield f"{gpu_title(uuid, known[uuid].index)} is unhealthy"

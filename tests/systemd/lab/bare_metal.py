@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 UNIT: Final = "hami-agent.service"
 PATIENCE: Final = 30.0
 """Seconds for anything that takes one or two on an idle machine."""
-READY: Final = "registered, the kubelet takes our lists"
+READY: Final = "registered, the kubelet takes the lists"
 """The status line of an agent that serves. It may come after the kubelet has the slices."""
 KUBELET: Final = "/var/lib/kubelet"
 SHOWN: Final = (

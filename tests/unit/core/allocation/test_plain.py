@@ -62,7 +62,7 @@ REFUSED = {
             (SliceId(text),),
             RefusalReason.UNKNOWN_SLICE,
             ", no id of a slice",
-            "ask the operator",
+            "an operator has to",
         )
         for text in ("", "GPU", "-", "x-01", "x--", "\n", "é", "x" * 5000)
     },
@@ -83,7 +83,7 @@ def test_what_is_no_slice_here_is_refused_in_one_short_line(wanted, gate, wrong,
         (on(Condition.BAD), RefusalReason.BAD_GPU, "is bad: "),
         (on(Condition.LOST), RefusalReason.BAD_GPU, "is lost: "),
         (FILTERED, RefusalReason.BAD_GPU, "is filtered out by the settings; create the pod"),
-        (on(Condition.UNMONITORED), RefusalReason.DRIVER_UNRESPONSIVE, "ask the operator"),
+        (on(Condition.UNMONITORED), RefusalReason.DRIVER_UNRESPONSIVE, "an operator has to"),
     ],
 )
 def test_a_gpu_that_does_not_serve_is_refused(inventory, gate, words):

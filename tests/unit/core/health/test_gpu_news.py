@@ -87,7 +87,7 @@ def condition(gpus: str) -> str:
     """The Node condition GpuDegraded: since noon, or since now."""
     odd = (ODD[word] for word in gpus.split() if word in ODD)
     found = gpu_degraded(an_inventory(gpus=[*holding(gpus).gpus, *odd]), LATER)
-    text, uuids = re.subn(r" \(GPU-[-0-9a-f]*\)", "", found.message)
+    text, uuids = re.subn(r" \(GPU-[-0-9a-f]*\)|(?<=GPU )GPU-\S+", "", found.message)
     assert uuids == (text.count("GPU ") if found.status else 0)
     return f"{found.status} {'noon' if found.since == NOON else 'now'} {text}"
 
