@@ -1,6 +1,7 @@
 """What helps with this program: `runbook`, `bundle` for support, and `completion`."""
 
 import argparse
+import asyncio
 import contextlib
 import io
 import os
@@ -14,10 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.cli.connections import add_socket, call
-from agent.cli.main import VERBS, Exit, NotThere, Subparsers, fail, parser_of
+from agent.cli.connections import add_socket, ask, call, connection_of
+from agent.cli.main import VERBS, Exit, NotThere, Subparsers, Unreachable, fail, parser_of
 from agent.kit.timing import SystemClock
 from agent.kit.units import by_number
+from agent.kube.client import KubeSession
+from agent.kube.reader import ClusterReader
+from agent.sandbox.explain.gates import asks_for_gpus
 from agent.web.runbook import entries, runbook_text
 
 
@@ -47,17 +51,20 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "completion",
         description="Prints a script for bash, zsh or fish that completes verbs, options and "
-        "their values, also GPUs, pods and nodes that `status` shows. At each tab it asks the "
-        "program that is installed.",
+        "their values, also GPUs, pods and nodes that `status` shows, and pending pods. At each "
+        "tab it asks the program that is installed.",
         epilog="example: source <(hami-agent completion bash)",
     )
     parser.add_argument("shell", choices=tuple(SCRIPTS))
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 
 
-def main(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
-    return {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb](args)
+    if args.verb == "completion":
+        return _complete(args, environ)
+
+    return {"bundle": _bundle, "runbook": _runbook}[args.verb](args)
 
 
 # The runbook.
@@ -163,16 +170,16 @@ complete -c hami-agent -a '(__hami_agent)'
 """Each passes the typed words to `completion SHELL -- -- WORDS`."""
 
 
-def _complete(args: argparse.Namespace) -> int:
+def _complete(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the script, or what may stand for the last of the words; return the exit code."""
     # argparse removes the first `--` of the words, or none in later versions of Python.
     words = args.words[args.words[:1] == ["--"] :]
-    found = "".join(f"{word}\n" for word in may_follow(words)) if words else SCRIPTS[args.shell]
-    sys.stdout.write(found)
+    found = may_follow(words, environ) if words else ()
+    sys.stdout.write("".join(f"{word}\n" for word in found) if words else SCRIPTS[args.shell])
     return Exit.OK
 
 
-def may_follow(words: Sequence[str]) -> Iterable[str]:
+def may_follow(words: Sequence[str], environ: Mapping[str, str] = {}) -> Iterable[str]:
     """What may stand for the last of the words that are typed; nothing: any value, or a file."""
     *before, typed = words
     if not before:
@@ -192,12 +199,12 @@ def may_follow(words: Sequence[str]) -> Iterable[str]:
         # A switch may stand alone, so another word may follow it.
         takes_value = action.nargs != 0 and (action.nargs != "?" or action.choices)
         if before[-1] in action.option_strings and takes_value:
-            return _values(action)
+            return _values(action, environ)
 
     if typed.startswith("-"):
         return [option for action in shown for option in action.option_strings]
 
-    return [value for one in shown if not one.option_strings for value in _values(one)]
+    return [value for one in shown if not one.option_strings for value in _values(one, environ)]
 
 
 NAMED: Final[Mapping[str, Callable[[Any], Iterable[object]]]] = {
@@ -210,18 +217,35 @@ NAMED: Final[Mapping[str, Callable[[Any], Iterable[object]]]] = {
 """What the status of a node has for the values of an argument or option."""
 
 
-def _values(action: argparse.Action) -> Iterable[str]:
+def _values(action: argparse.Action, environ: Mapping[str, str]) -> Iterable[str]:
     if action.metavar == "ID":
         return entries()
 
     for name in (str(action.metavar), *action.option_strings):
         if read := NAMED.get(name):
             found = {str(value) for one in _seen() for value in read(one)}
+            found |= _pending(environ) if name == "POD" else set()
             # Bash would expand others, and so run what a name says.
             harmless = filter(re.compile(r"[\w./-]+").fullmatch, found)
             return sorted(harmless, key=by_number)
 
     return map(str, action.choices or ())
+
+
+def _pending(environ: Mapping[str, str]) -> set[str]:
+    """The pending pods that ask for GPUs; none if the API server does not tell them within 3 s."""
+
+    async def read(session: KubeSession) -> Iterable[dict[str, Any]]:
+        async with asyncio.timeout(3):
+            pending = "status.phase=Pending"
+            return await ClusterReader(session).read_list("pods", dict, fields=pending)
+
+    found: Iterable[dict[str, Any]] = ()
+    with contextlib.suppress(Unreachable, TimeoutError):
+        found = ask(connection_of(None, "", environ), "hami-agent-completion", read)
+
+    named = (pod["metadata"] for pod in found if asks_for_gpus(pod))
+    return {f"{one['namespace']}/{one['name']}" for one in named}
 
 
 def _seen() -> list[Any]:

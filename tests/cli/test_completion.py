@@ -1,5 +1,6 @@
 """`completion`: what a shell offers after the words that are typed, asked of the shell itself."""
 
+import asyncio
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from agent.cli import support
 from agent.cli.main import VERBS, dispatch
 from agent.status import AllocationStatus, GpuStatus, NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
+from tests.fakes.explain_rig import a_gpu
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -140,6 +142,18 @@ def test_gpus_pods_and_nodes_are_offered_as_status_has_them(words, expected, mon
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
 
     assert expected == list(support.may_follow(words))
+
+
+async def test_explain_offers_the_pending_pods_that_ask_for_gpus(rig, monkeypatch):
+    monkeypatch.setattr(support, "_seen", list)
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("runs", "n1", "GPU-a")
+    rig.submit("waits", {"nvidia.com/gpumem": 1000})
+    rig.submit("other", {"cpu": 1})
+
+    environ = {"KUBECONFIG": str(rig.kubeconfig)}
+    found = await asyncio.to_thread(support.may_follow, ["explain", ""], environ)
+    assert ["default/waits"] == found
 
 
 @pytest.mark.parametrize(

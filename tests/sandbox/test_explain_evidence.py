@@ -35,6 +35,7 @@ PODS = {
     "70 s old": a_pod(age=70),
     "without a GPU": a_pod(limits={GPU: 0}, age=999),
     "great": a_pod(said("EOF"), limits={MEMORY: "99999"}),
+    "huge": a_pod(said(REFUSED), limits={MEMORY: "99999"}),
     "bound in vain": a_pod(said("running Bind extender: EOF", "SchedulerError")),
     "plain": a_pod(),
     "deleted": a_pod(metadata={"deletionTimestamp": "2026-01-02T11:58:00Z"}),
@@ -77,6 +78,7 @@ WORLDS: dict[str, Json] = {
     "MIG": {"nodes": (a_node("n1", a_gpu("GPU-m", mode="mig")),)},
     "MPS": {"nodes": (a_node("n1", a_gpu("GPU-m", mode="mps")),)},
     "a small GPU": {"nodes": (a_node("n1", *FOUR),)},
+    "an ill GPU": {"nodes": (a_node("n1", a_gpu("GPU-a", healthy=False)),)},
     "no slice": {"nodes": (a_node(slices=0),), "node_events": OF_NODE},
     "-": {},
 }
@@ -101,6 +103,7 @@ unregistered  | another reason    | -             |                     | 5 s ag
 bad weights   | -                 | -             | placement E-ERROR   | annotation "slot=
 plain         | three bindings    | -             | binding E-BIND      | 5 s ago: newest words
 choosy        | no Node     | a small GPU | placement CardInsufficientMemory | no available node
+huge          | -                 | an ill GPU    | placement CardInsufficientMemory | or not
 unregistered  | -                 | no slice      | placement NodeUnregistered | 40 s ago: Config
 """
 """Pod, its Events, world, what blocks it with which id, and which words are quoted.
@@ -112,6 +115,7 @@ unregistered  | -                 | no slice      | placement NodeUnregistered |
 - Of a repeated Event the condition has what the last attempt said.
 - A GPU in a mode that the model does not have is not judged.
 - The reason is that of the GPUs that the pod itself does not exclude.
+- A GPU that is too small is no cause less for being unhealthy.
 """
 
 
@@ -373,25 +377,31 @@ def test_a_cordoned_node_is_opened_with_its_taint_where_that_places_the_pod():
     assert ("uncordon the Node n7", "kubectl uncordon n7") == (change.said, change.paste)
 
 
+IN_MIB = "write MiB without a unit: `nvidia.com/gpumem: 2048`"
+
+
 @pytest.mark.parametrize(
-    ("pod", "advice"),
+    ("limit", "scheduler", "advice", "reason"),
     [
+        ("2Gi", "hami-scheduler", IN_MIB, "E-REQUEST"),
+        ("2Gi", "default-scheduler", IN_MIB, "E-REQUEST"),
         (
-            a_pod(
-                {**REJECTED, "message": "main asks for 2Gi [HA-3006]"}, "n1", limits={MEMORY: "2Gi"}
-            ),
-            "write MiB without a unit: `nvidia.com/gpumem: 2048`",
-        ),
-        (
-            a_pod({**REJECTED, "message": "no lock [HA-2005]"}, "n1", schedulerName="volcano"),
+            "2048",
+            "volcano",
             "leave schedulerName out, or write `schedulerName: hami-scheduler`",
+            "E-SCHEDULER",
         ),
     ],
 )
-def test_of_a_request_that_fails_each_time_only_its_cause_is_advised(pod, advice):
-    found = told(pod)
+def test_of_a_request_that_fails_each_time_only_its_cause_is_advised(
+    limit, scheduler, advice, reason
+):
+    status = {**REJECTED, "message": "no share [HA-3001]"}
+    found = told(a_pod(status, "n1", limits={MEMORY: limit}, schedulerName=scheduler))
 
     assert [advice] == [gate.advice for gate in found.gates if gate.advice]
+    assert [reason, reason] == [found.gate(name).reason for name in ("admission", "placement")]
+    assert (limit in words(found)) is (reason == "E-REQUEST")
 
 
 def test_a_pod_that_asks_for_one_mib_too_much_is_told_the_greatest_that_fits():

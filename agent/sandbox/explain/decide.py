@@ -235,7 +235,7 @@ def explain_pod(
     """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
     world = World(snapshot, now, settings or model.SchedulerSettings())
     after = [at_gate.start_gate(world), at_gate.running_gate(world)]
-    if not at_gate.asks_for_gpus(world):
+    if not at_gate.asks_for_gpus(world.pod):
         gates = [Gate(at_gate.ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
         if world.node:
             said = f"it is on {cap(world.node, 128)}"
@@ -254,7 +254,7 @@ def explain_pod(
     quota = at_gate.quota_gate(world, is_refused=False)
     searched = Gate(at_node.PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
     if world.node:
-        searched = at_node.chosen_gate(world)
+        searched = at_node.chosen_gate(world, admission.reason)
     elif admission.verdict is GateVerdict.BLOCKED:
         if admission.reason in {"E-WEBHOOK", "E-SCHEDULER"} and world.is_complete:
             changes = _created_again(world)

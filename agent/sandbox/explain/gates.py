@@ -45,10 +45,9 @@ _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 _UUID: Final = re.compile(r"\bGPU-[\w-]+")
 
 
-def asks_for_gpus(world: World) -> bool:
+def asks_for_gpus(pod: Json) -> bool:
     """Whether a container names one of HAMi's resources."""
-    containers = all_containers(world.pod)
-    return any(lookup(one, key) is not None for one in containers for key in RESOURCES)
+    return any(lookup(one, key) is not None for one in all_containers(pod) for key in RESOURCES)
 
 
 def admission_gate(world: World) -> Gate:
@@ -56,21 +55,22 @@ def admission_gate(world: World) -> Gate:
     deleting = None if world.node else deletion(world)
     if deleting is not None:
         return Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)
-    found = world.spec.get("schedulerName") or ""
-    if found != world.settings.scheduler_name:
-        return _not_ours(world, found)
-    dropped = []
+    dropped = {}
     for name, container, request in world.containers():
         count = model.parse_quantity(lookup(container, COUNT))
         if count and count > 0 and request is None:
-            dropped.append((name, model.parse_quantity(lookup(container, MEMORY)) or 0))
+            dropped[name] = str(lookup(container, MEMORY))
     if dropped:
-        names = ", ".join(name for name, _ in dropped)
-        said = f"HAMi drops the whole GPU request of {names}: {MEMORY} is a number of MiB, and this"
-        said += " value is too great or not whole"
-        meant = next((asked // 2**20 for _, asked in dropped if asked >= 2**20), 16000)
+        found = ", ".join(f"{cap(text, 64)} ({name})" for name, text in dropped.items())
+        said = f"HAMi drops the whole GPU request, because {MEMORY} is a number of MiB, and this is"
+        said += f" not one, or too great: {found}"
+        amounts = [model.parse_quantity(text) or 0 for text in dropped.values()]
+        meant = next((amount // 2**20 for amount in amounts if amount >= 2**20), 16000)
         advice = f"write MiB without a unit: `{MEMORY}: {meant}`"
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
+    found = world.spec.get("schedulerName") or ""
+    if found != world.settings.scheduler_name:
+        return _not_ours(world, found)
     if held := world.spec.get("schedulingGates"):
         names = ", ".join(cap(str(one.get("name", "")), 128) for one in held)
         said = f"kube-scheduler does not try the pod while it has scheduling gates: {names}"

@@ -125,8 +125,11 @@ class World:
         self.offers = {
             name: read_offer(node.annotations, is_json=False) for name, node in self.nodes.items()
         }
-        sizes = [one.capacity.registered_mib for o in self.offers.values() if o for one in o.gpus]
-        self.greatest_mib = max(sizes, default=0)
+        gpus = (view.capacity for offer in self.offers.values() if offer for view in offer.gpus)
+        self.greatest_mib = max(
+            (g.registered_mib for g in gpus if self.steering.admits(g)), default=0
+        )
+        """The memory of the greatest GPU that the pod itself does not exclude."""
 
     @property
     def is_complete(self) -> bool:
@@ -266,7 +269,7 @@ def place(world: World) -> PodPlacement:
     for found in refused.values():
         # Of the GPUs that the pod itself does not exclude, if there is one: it is about them.
         wanted = (gpu.capacity for gpu in found.gpus)
-        uuids = [g.uuid for g in wanted if steering.admits_type(g) and steering.admits_uuid(g)]
+        uuids = [gpu.uuid for gpu in wanted if steering.admits(gpu)]
         told_of = [found.refusals[uuid] for uuid in uuids if uuid in found.refusals]
         reasons.update(told_of or codes_of(found.reason))
     by_reason = Counter(code for found in refused.values() for code in codes_of(found.reason))
@@ -356,13 +359,15 @@ def _untried(world: World, fits: str) -> Gate:
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-UNTRIED", advice)
 
 
-def chosen_gate(world: World) -> Gate:
-    """The gate of a pod that has a Node."""
+def chosen_gate(world: World, cause: str) -> Gate:
+    """The gate of a pod that has a Node. `cause`: the id of what admission says."""
     node = cap(world.node, 128)
     if annotations.VGPU_NODE in world.noted:
         return Gate(PLACEMENT, GateVerdict.PASSED, f"HAMi's scheduler chose {node}")
     said = f"the pod is on {node}, and HAMi's scheduler chose no GPUs for it"
-    return Gate(PLACEMENT, GateVerdict.NOTED, said, "E-SCHEDULER")
+    # Where HAMi drops the request, its scheduler did see the pod.
+    reason = cause if cause == "E-REQUEST" else "E-SCHEDULER"
+    return Gate(PLACEMENT, GateVerdict.NOTED, said, reason)
 
 
 def foreign_gate(world: World) -> Gate:
@@ -384,7 +389,11 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
         reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
     asked = [request.memory_mib for *_, request in world.containers() if request]
     if max(asked, default=0) > world.greatest_mib > 0:
-        facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
+        # Whatever else keeps it out, such as an unhealthy GPU: without that it still fits nowhere.
+        reason = "CardInsufficientMemory"
+        said += (
+            ": no GPU that it may use has so much memory, healthy or not, even without other pods"
+        )
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
 

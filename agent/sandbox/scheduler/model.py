@@ -92,6 +92,7 @@ class SchedulerSettings:
     """HAMi's scheduler flags, and how its device-config.yaml reads requests.
 
     `kube_qps`, `kube_burst`: limit all requests of the scheduler's client; HAMi's defaults.
+    `eager`: read a changed Node at once; HAMi reads it within 15 s.
     """
 
     scheduler_name: str = "hami-scheduler"
@@ -100,6 +101,7 @@ class SchedulerSettings:
     node_policy: str = "binpack"
     kube_qps: float = 5.0
     kube_burst: int = 10
+    eager: bool = False
 
     def quick(self) -> "SchedulerSettings":
         """The same with a client that hardly waits: `--kube-qps=500 --kube-burst=1000`."""
@@ -197,6 +199,10 @@ class Steering:
         if self.use_uuids is not None and gpu.uuid not in self.use_uuids:
             return False
         return self.avoid_uuids is None or gpu.uuid not in self.avoid_uuids
+
+    def admits(self, gpu: RegisteredGpu) -> bool:
+        """Whether the pod itself does not exclude the GPU."""
+        return self.admits_type(gpu) and self.admits_uuid(gpu)
 
     def order(self, gpus: Sequence[GpuView]) -> list[GpuView]:
         """The GPUs, worst first; fitting tries them from the end. Ties keep their order.
