@@ -24,7 +24,7 @@ from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.kubelet.podloop import RUN_SECONDS
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, encode_node_lock
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, encode_node_lock
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import Json, StatusError
 from tests.builders import NODE, a_uuid
@@ -198,13 +198,20 @@ class Scheduler:
         self.restart()
 
     async def run(self) -> NoReturn:
-        """Send the Events of whichever process there is: they wait in its queue, too."""
+        """Let whichever process there is send its Events and read the Nodes: as late as HAMi's."""
         while True:
             self._restarted.clear()
             async with asyncio.TaskGroup() as group:
-                sending = group.create_task(self._hami.run())
+                tasks = [group.create_task(one) for one in (self._hami.run(), self._read_nodes())]
                 await self._restarted.wait()
-                sending.cancel()
+                for task in tasks:
+                    task.cancel()
+
+    async def _read_nodes(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(REGISTER_INTERVAL)
+            await self._look()
+            await self._hami.read_nodes()
 
     def restart(self) -> None:
         """A new process: what it knows of used GPUs is what the pods' annotations say."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from typing_extensions import override
 
-from agent.cluster import BIND_TIME
+from agent.cluster import BIND_TIME, HANDSHAKE
 from agent.hami.annotations import decode_node_lock
 from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import merge_patch
@@ -18,7 +18,7 @@ from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, ObjectStore, TooManyRequestsError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
-from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu
+from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu, report_of
 from tests.fakes.scheduler_cluster import FakeCluster, RecordedCluster, register_of, scheduling
 from tests.fakes.scheduler_vectors import build_pod
 
@@ -112,6 +112,37 @@ async def test_a_pod_that_fitted_nowhere_is_tried_after_a_change_until_it_is_del
 
         cluster.store.delete("pods", "default", "p", grace=0)
         assert before + 1 == await attempts_after("2")
+
+
+GREAT = {REGISTER: report_of(a_gpu("GPU-a", memory_mib=40_000))}
+ASKED, UNASKED = {HANDSHAKE: "Requesting_"}, {HANDSHAKE: None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "marks", "nodes", "least", "most"),
+    [
+        # HAMi's own mark on the Node tells kube-scheduler that something may be new.
+        (SchedulerSettings(), GREAT | UNASKED, 1, 10, 17),
+        (SchedulerSettings(), GREAT | ASKED, 1, 300, 302),
+        (SchedulerSettings(), GREAT | ASKED, 2, 0, 2),
+        (SchedulerSettings(eager=True), GREAT | ASKED, 1, 0, 2),
+    ],
+)
+async def test_a_changed_node_is_read_after_15_s_or_when_another_comes(
+    settings: SchedulerSettings, marks: Json, nodes: int, least: float, most: float
+) -> None:
+    async with scheduling(FakeCluster("GPU-a", settings=settings)) as cluster:
+        cluster.submit("p", memory_mib=30_000)
+        await cluster.until(lambda: cluster.condition("p") != "")
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        patch = {"metadata": {"annotations": marks}}
+        cluster.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
+        if nodes > 1:
+            cluster.store.create("nodes", {"metadata": {"name": "n2", "annotations": ASKED}})
+        await cluster.until(lambda: cluster.is_bound("p"), 400)
+
+        assert least <= asyncio.get_running_loop().time() - began <= most
 
 
 async def test_a_restarted_scheduler_counts_what_was_placed_before() -> None:

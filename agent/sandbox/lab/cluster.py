@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -293,7 +293,9 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
 
         log = stack.enter_context(contextlib.closing(AgentLog(places.log, beat)))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        scheduler = SchedulerModel(store, clock, chance, settings=options.scheduler)
+        # Nobody who watches a sandbox wants to wait until HAMi's scheduler reads the Node.
+        settings = replace(options.scheduler, eager=True)
+        scheduler = SchedulerModel(store, clock, chance, settings=settings)
         loop = KubeletPodLoop(kubelet, store, NODE, eager=True)
         standing = [tasks.create_task(one.run()) for one in (loop, scheduler)]
         cluster = SandboxCluster(

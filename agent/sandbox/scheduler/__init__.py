@@ -11,5 +11,5 @@ agent's memory. Tests compare it with what HAMi's own code answered.
 
 Not modelled: MIG, other vendors, pod groups, earlier releases, the policies topology-aware and
 numa, weights of the score, Events that client-go combines, and the 30 s after which kube-scheduler
-gives up. A changed Node is read at once, and not after up to 15 s.
+gives up.
 """

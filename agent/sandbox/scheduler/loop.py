@@ -4,7 +4,9 @@ Source: kube-scheduler 1.36 (pkg/scheduler/schedule_one.go, backend/queue), as i
 """
 
 import asyncio
+import contextlib
 import random
+from typing import Final
 
 import structlog
 
@@ -16,6 +18,8 @@ from agent.sandbox.scheduler.registry import TERMINAL
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.store import Json, ObjectStore, StatusError
 
+LONGEST_WAIT: Final = 300.0
+"""Seconds after which a pod that fits nowhere is tried again although nothing has changed."""
 log = structlog.get_logger(__name__)
 
 
@@ -60,7 +64,7 @@ class SchedulerModel:
             for resource in ("nodes", "pods", "resourcequotas"):
                 group.create_task(self._follow(resource, group))
             group.create_task(self._hami.run())
-            group.create_task(self._ingest_in_intervals())
+            group.create_task(self._read_in_intervals())
 
     async def _follow(self, resource: str, group: asyncio.TaskGroup) -> None:
         async for kind, obj, _ in self._store.subscribe(resource, None):
@@ -80,10 +84,10 @@ class SchedulerModel:
             if makes_room:
                 self._stir()
 
-    async def _ingest_in_intervals(self) -> None:
+    async def _read_in_intervals(self) -> None:
         while True:
             await asyncio.sleep(verbs.REGISTER_INTERVAL)
-            await self._hami.ingest(self._store.select("nodes"))
+            await self._hami.read_nodes()
 
     def _has_to_place(self, pod: Json) -> bool:
         is_ours = pod["spec"].get("schedulerName") == self.settings.scheduler_name
@@ -99,7 +103,8 @@ class SchedulerModel:
     async def _place(self, uid: str) -> None:
         """Try a pod until it has a node or is gone.
 
-        After a failure again in 1 s, 2 s, … 10 s; if it fits nowhere, after the next change.
+        After a failure again in 1 s, 2 s, … 10 s; if it fits nowhere, after the next change, or
+        after LONGEST_WAIT.
         """
         failures = 0
         while pod := self._pending.get(uid):
@@ -116,7 +121,9 @@ class SchedulerModel:
             else:
                 self._reject(pod, "Unschedulable", _explain(filtered))
                 self._refused.add(uid)
-                await changed.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LONGEST_WAIT):
+                        await changed.wait()
 
     async def _filter(self, pod: Json) -> Filtered:
         async with self._filtering:

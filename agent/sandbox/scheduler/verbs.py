@@ -12,7 +12,7 @@ import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import structlog
 
@@ -25,7 +25,7 @@ from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Filtered, Groups, Notice, filter_pod
 from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, init_count, pod_requests
-from agent.sandbox.scheduler.registry import REQUESTING, Quotas, Registry, Reservation, Usage
+from agent.sandbox.scheduler.registry import Quotas, Registry, Reservation, Usage
 from agent.sandbox.store import Json, NotFoundError, ObjectStore, StatusError
 
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
@@ -160,7 +160,7 @@ class HamiVerbs:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By node: writes to its lock are serialised; the first read of `_take_lock` is not."""
         self._pods: dict[tuple[str, str], Json] = {}
-        self._signatures: dict[str, object] = {}
+        self._nodes: dict[str, Json] = {}
         """Pods and Nodes as last seen: the bind of HAMi 2.9 and later reads them from here."""
 
     async def run(self) -> NoReturn:
@@ -186,17 +186,20 @@ class HamiVerbs:
         return await self._cluster.request(verb, *where, body=body)
 
     async def see_node(self, kind: str, node: Json) -> bool:
-        """Take in an event of a Node. Returns whether it can make a pod fit."""
-        name, signature = node["metadata"]["name"], _signature(node)
+        """Take in an event of a Node. Returns whether kube-scheduler tries refused pods again.
+
+        As in HAMi, a Node that comes or goes makes it read all Nodes, and a changed one does not.
+        """
+        name = node["metadata"]["name"]
+        before, after = _news_of(self._nodes.pop(name, {})), _news_of(node)
         if kind == "DELETED":
             self._registry.forget(name)
-            self._signatures.pop(name, None)
-            return False
-        if self._signatures.get(name) == signature:
-            return False
-        self._signatures[name] = signature
-        await self.ingest([node])
-        return True
+        else:
+            self._nodes[name] = node
+        is_eager = self.settings.eager and before.offer != after.offer
+        if kind != "MODIFIED" or is_eager:
+            await self.read_nodes()
+        return kind == "ADDED" or before != after
 
     def see_pod(self, kind: str, pod: Json) -> bool:
         """Take in an event of a pod. Returns whether it makes room for others."""
@@ -206,23 +209,21 @@ class HamiVerbs:
         self._pods[_owner(pod)] = pod
         return self.usage.observe(pod)
 
-    async def ingest(self, nodes: Sequence[Json]) -> None:
-        """Ingest nodes: all of them every 15 s as HAMi, and a changed one at once, unlike HAMi."""
+    async def read_nodes(self) -> None:
+        """Take in what the Nodes offer, as HAMi does also every REGISTER_INTERVAL."""
         async with self._registering:
-            for node in nodes:
+            for name, node in list(self._nodes.items()):
                 if writes := self._registry.ingest(node, self._clock.now()):
-                    await self._write_handshake(node["metadata"]["name"], writes)
+                    await self._write_handshake(name, writes)
 
     async def _write_handshake(self, name: str, writes: Any) -> None:  # noqa: ANN401 -- a patch
         patch = {"metadata": {"annotations": writes}}
         try:
             # As in HAMi, an unused read comes first.
             await self.request("get", "nodes", "", name)
-            node = await self.request("patch", "nodes", "", name, body=patch)
-        except StatusError as refusal:  # written again at the next ingestion
+            await self.request("patch", "nodes", "", name, body=patch)
+        except StatusError as refusal:  # written again when the Nodes are read next
             log.info("scheduler.handshake_lost", node=name, err=str(refusal))
-        else:
-            self._signatures[name] = _signature(node)
 
     async def filter(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose a node for the pod, reserve its shares there and write them on the pod.
@@ -275,7 +276,7 @@ class HamiVerbs:
         if pod is None:
             self.usage.forget(uid)
             raise BindError(f'pod "{name}" not found')
-        if node_name not in self._signatures:
+        if node_name not in self._nodes:
             self._tell(pod, WARNING, "BindingFailed", f"failed to get node {node_name}")
             self.usage.forget(pod["metadata"]["uid"])
             raise BindError(f'node "{node_name}" not found')
@@ -393,9 +394,16 @@ def is_closed(node: Json) -> bool:
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
-def _signature(node: Json) -> object:
-    """The part of a Node whose change can make a pod fit or cause an ingestion."""
-    noted = dict(node["metadata"].get("annotations") or {})
-    is_asked = REQUESTING in noted.pop(annotations.HANDSHAKE, "")
+class _NodeNews(NamedTuple):
+    """What of a Node HAMi offers, and what else makes kube-scheduler try a pod again."""
+
+    offer: object
+    handshake: object
+    is_closed: bool
+
+
+def _news_of(node: Json) -> _NodeNews:
+    noted = dict((node.get("metadata") or {}).get("annotations") or {})
+    handshake = noted.pop(annotations.HANDSHAKE, None)
     offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT)
-    return noted, is_asked, offered, is_closed(node)
+    return _NodeNews((noted, offered), handshake, is_closed(node))

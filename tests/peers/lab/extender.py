@@ -85,7 +85,7 @@ class Extender:
     def __init__(self, api: Api) -> None:
         self._api = api
         cluster, chance = KubeCluster(api), random.SystemRandom()
-        self._hami = HamiVerbs(cluster, SystemClock(), chance, SchedulerSettings())
+        self._hami = HamiVerbs(cluster, SystemClock(), chance, SchedulerSettings(eager=True))
         self._news = asyncio.Queue[tuple[str, str, Json]]()
         self._seen = {resource: Followed(self._news, resource) for resource in KINDS}
 
@@ -99,7 +99,7 @@ class Extender:
             group.create_task(self._see_all())
             while True:
                 await asyncio.sleep(REGISTER_INTERVAL)
-                await self._hami.ingest(tuple(self._seen["nodes"].objects.values()))
+                await self._hami.read_nodes()
 
     async def _see_all(self) -> None:
         while True:
