@@ -89,7 +89,7 @@ async def bind(store: ObjectStore) -> tuple[str, bool]:
             error = str(failure)
         await asyncio.sleep(1)  # Events are sent beside the verbs
         sending.cancel()
-    return error, uid in hami.usage
+    return error, bool(hami.usage.loads("n1"))
 
 
 def lock_of(store: ObjectStore) -> str | None:

@@ -38,7 +38,7 @@ class SchedulerModel:
         rng: random.Random,
         *,
         settings: SchedulerSettings | None = None,
-        cluster: verbs.SchedulerCluster | None = None,
+        cluster: verbs.StoreCluster | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._store = store
@@ -151,8 +151,7 @@ class SchedulerModel:
         def tell(held: Json) -> Json:
             conditions = held["status"].get("conditions") or []
             others = [entry for entry in conditions if entry["type"] != "PodScheduled"]
-            if condition not in conditions:
-                held["status"]["conditions"] = [*others, condition]
+            held["status"]["conditions"] = [*others, condition]
             return held
 
         notice = Notice(WARNING, "FailedScheduling", text)

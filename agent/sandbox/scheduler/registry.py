@@ -155,9 +155,6 @@ class Usage:
     def __init__(self) -> None:
         self._reservations: dict[str, Reservation] = {}
 
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._reservations
-
     def observe(self, pod: Json) -> bool:
         """Take in a pod that was added or changed. Returns whether it holds less than before.
 

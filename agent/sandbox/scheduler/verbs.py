@@ -12,11 +12,12 @@ import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import structlog
 
 from agent import cluster as annotations
+from agent.cluster import HANDSHAKE
 from agent.errors import MalformedText
 from agent.hami.annotations import TYPE_WORD, decode_node_lock, encode_stamp
 from agent.kit.tasks import Allowance
@@ -56,8 +57,11 @@ def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
     )
 
 
-class SchedulerCluster(Protocol):
-    """The reads and writes of the scheduler."""
+class StoreCluster:
+    """The reads and writes of the scheduler, over an object store in this process: none waits."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
 
     async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
         """One request: get, create, a merge patch, or bind of a pod; returns the object.
@@ -65,16 +69,6 @@ class SchedulerCluster(Protocol):
         `where`: resource, namespace (ignored for nodes) and name. A patch that names a
         resourceVersion is only for this version of the object. Raises StatusError.
         """
-
-
-class StoreCluster:
-    """Implements the port over an object store in this process; it never waits."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self.store = store
-
-    async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
-        """See `SchedulerCluster.request`."""
         given, (resource, namespace, name) = body or {}, where
         match verb:
             case "get":
@@ -140,11 +134,7 @@ class HamiVerbs:
     """
 
     def __init__(
-        self,
-        cluster: SchedulerCluster,
-        clock: Clock,
-        rng: random.Random,
-        settings: SchedulerSettings,
+        self, cluster: StoreCluster, clock: Clock, rng: random.Random, settings: SchedulerSettings
     ) -> None:
         self.settings = settings
         self.usage = Usage()
@@ -174,7 +164,7 @@ class HamiVerbs:
                 log.warning("scheduler.event_lost", reason=event["reason"], err=str(refusal))
 
     async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
-        """See `SchedulerCluster.request`. The client sends `kube_burst` at once, then `kube_qps`.
+        """See `StoreCluster.request`. The client sends `kube_burst` at once, then `kube_qps`.
 
         Requests are sent in the order of their calls; one that waits delays only its caller.
         """
@@ -191,15 +181,15 @@ class HamiVerbs:
         As in HAMi, a Node that comes or goes makes it read all Nodes, and a changed one does not.
         """
         name = node["metadata"]["name"]
-        before, after = _news_of(self._nodes.pop(name, {})), _news_of(node)
+        before = self._nodes.pop(name, {"metadata": {}})
         if kind == "DELETED":
             self._registry.forget(name)
         else:
             self._nodes[name] = node
-        is_eager = self.settings.eager and before.offer != after.offer
+        is_eager = self.settings.eager and _facts(before, HANDSHAKE) != _facts(node, HANDSHAKE)
         if kind != "MODIFIED" or is_eager:
             await self.read_nodes()
-        return kind == "ADDED" or before != after
+        return kind == "ADDED" or _facts(before) != _facts(node)
 
     def see_pod(self, kind: str, pod: Json) -> bool:
         """Take in an event of a pod. Returns whether it makes room for others."""
@@ -213,17 +203,14 @@ class HamiVerbs:
         """Take in what the Nodes offer, as HAMi does also every REGISTER_INTERVAL."""
         async with self._registering:
             for name, node in list(self._nodes.items()):
-                if writes := self._registry.ingest(node, self._clock.now()):
-                    await self._write_handshake(name, writes)
-
-    async def _write_handshake(self, name: str, writes: Any) -> None:  # noqa: ANN401 -- a patch
-        patch = {"metadata": {"annotations": writes}}
-        try:
-            # As in HAMi, an unused read comes first.
-            await self.request("get", "nodes", "", name)
-            await self.request("patch", "nodes", "", name, body=patch)
-        except StatusError as refusal:  # written again when the Nodes are read next
-            log.info("scheduler.handshake_lost", node=name, err=str(refusal))
+                writes = dict(self._registry.ingest(node, self._clock.now()))
+                patch = {"metadata": {"annotations": writes}}
+                try:
+                    # As in HAMi, an unused read comes before a write.
+                    for verb in ("get", "patch") if writes else ():
+                        await self.request(verb, "nodes", "", name, body=patch)
+                except StatusError as refusal:  # written again when the Nodes are read next
+                    log.info("scheduler.handshake_lost", node=name, err=str(refusal))
 
     async def filter(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose a node for the pod, reserve its shares there and write them on the pod.
@@ -394,16 +381,8 @@ def is_closed(node: Json) -> bool:
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
-class _NodeNews(NamedTuple):
-    """What of a Node HAMi offers, and what else makes kube-scheduler try a pod again."""
-
-    offer: object
-    handshake: object
-    is_closed: bool
-
-
-def _news_of(node: Json) -> _NodeNews:
-    noted = dict((node.get("metadata") or {}).get("annotations") or {})
-    handshake = noted.pop(annotations.HANDSHAKE, None)
+def _facts(node: Json, *ignored: str) -> object:
+    """What of a Node makes kube-scheduler try a pod again, but for these annotations."""
+    noted = node["metadata"].get("annotations") or {}
     offered = ((node.get("status") or {}).get("allocatable") or {}).get(COUNT)
-    return _NodeNews((noted, offered), handshake, is_closed(node))
+    return {key: noted[key] for key in noted.keys() - ignored}, offered, is_closed(node)

@@ -21,7 +21,7 @@ from typing_extensions import override
 from agent.kit.timing import SystemClock
 from agent.sandbox import store
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, StoreCluster
 from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, StatusError
 from tests.peers.lab.api import Api, Watched, watching
@@ -40,12 +40,13 @@ REFUSALS: Final = {
 }
 
 
-class KubeCluster:
-    """Implements `SchedulerCluster` over a real API server: each call is one request."""
+class KubeCluster(StoreCluster):
+    """The same over a real API server: each call is one request."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
+    @override
     async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
         resource, namespace, name = where
         scope = f"/namespaces/{namespace}" if namespace else ""
