@@ -115,9 +115,9 @@ def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(row: str
 @pytest.mark.parametrize(
     ("age", "advice"),
     [
-        (2, "its agent frees it within 5 s; HAMi's scheduler takes it over when it is 5 min old;"),
-        (90, "its agent should have freed it within 5 s: look at its pod; HAMi's scheduler takes"),
-        (360, "look at its pod; HAMi's scheduler takes it over at its next attempt;"),
+        (2, "its agent frees it within 5 s, else look at its pod; HAMi's scheduler takes it over"),
+        (299, "HAMi's scheduler takes it over when it is 5 min old;"),
+        (360, "HAMi's scheduler takes it over at its next attempt;"),
     ],
 )
 def test_what_is_said_of_a_lock_of_an_ended_pod_fits_its_age(age: float, advice: str):

@@ -14,7 +14,6 @@ from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import SchedulerSettings, read_steering
 from agent.sandbox.scheduler.registry import Quotas, Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
-from agent.sandbox.scheduler.webhook import DeniedError, review_pod
 from agent.sandbox.store import Json, ObjectStore, TooManyRequestsError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
@@ -219,12 +218,7 @@ def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
     filtered = filter_pod(pod, ["n1"], nodes, SchedulerSettings(), Seeded(), quotas)
 
     assert fits == bool(filtered.nodes)
-    if fits:
-        review_pod(pod, SchedulerSettings(), quotas)
-        return
-    assert "ResourceQuotaNotFit" in filtered.failed["n1"]
-    with pytest.raises(DeniedError, match="exceeding resource quota"):
-        review_pod(pod, SchedulerSettings(), quotas)
+    assert fits is ("ResourceQuotaNotFit" not in filtered.failed.get("n1", ""))
 
 
 # How a pod's annotations steer the choice of GPUs, in the corners that no vector reaches.

@@ -339,8 +339,12 @@ def test_the_steps_of_one_node_lead_where_hami_leads() -> None:
 
 # The webhook against what HAMi v2.10's own code answered.
 
-WEBHOOK_CASES = {name: case for name, case in load_cases("webhook").items() if not case["config"]}
-"""Those with HAMi's defaults: no other value of its device-config.yaml is modelled here."""
+WEBHOOK_CASES = {
+    name: case
+    for name, case in load_cases("webhook").items()
+    if not case["config"] and "quota" not in case
+}
+"""Those with HAMi's defaults: no other value of its device-config.yaml is modelled, nor quotas."""
 
 
 def patched(pod: Json, patches: list[Json]) -> Json:
@@ -360,18 +364,13 @@ def test_a_pod_is_admitted_and_filled_in_as_by_hami(case_id: str) -> None:
     pod = build_pod(case["pod"])
     patches = sorted(case["patches"], key=lambda patch: patch["path"])
 
-    quotas = Quotas(Usage(), 1)
-    if "quota" in case:
-        metadata = {"namespace": "default", "name": "q"}
-        quotas.see("ADDED", {"metadata": metadata, "spec": {"hard": case["quota"]}})
-
     if not case["allowed"]:
         with pytest.raises(DeniedError) as denied:
-            review_pod(pod, SchedulerSettings(), quotas)
+            review_pod(pod, SchedulerSettings())
         assert (case["message"], case["code"]) == (str(denied.value), denied.value.code)
         return
 
-    admitted = review_pod(pod, SchedulerSettings(), quotas)
+    admitted = review_pod(pod, SchedulerSettings())
 
     assert patched(build_pod(case["pod"]), patches) == admitted
 

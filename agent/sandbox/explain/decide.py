@@ -16,7 +16,7 @@ import msgspec
 from agent import cluster as annotations
 from agent.errors import cap
 from agent.hami.annotations import encode_json
-from agent.kit.units import by_number, counted, span
+from agent.kit.units import counted, span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject
 from agent.model import gpu_title
@@ -148,14 +148,10 @@ class _Tries:
             others = {name: text for name, text in noted.items() if name != key}
             without = {**self._pod, "metadata": {**metadata, "annotations": others}}
             yield _Trial((2, 0), f"drop the annotation {key}", paste, self._fits(pod=without))
-        affinity = spec.get("affinity") or {}
-        parts = (spec.get("nodeSelector"), affinity.get("nodeAffinity"))
-        names = ("nodeSelector", "nodeAffinity")
-        if selecting := [name for name, value in zip(names, parts, strict=True) if value]:
-            exclude = "excludes" if len(selecting) == 1 else "exclude"
-            said = f"drop {' and '.join(selecting)}, which {exclude} other Nodes"
-            others = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
-            anywhere = {**spec, "nodeSelector": None, "affinity": others}
+        affinity = dict(spec.get("affinity") or {})
+        if affinity.pop("nodeAffinity", None) or spec.get("nodeSelector"):
+            said = "drop nodeSelector and nodeAffinity, which exclude other Nodes"
+            anywhere = {**spec, "nodeSelector": None, "affinity": affinity}
             yield _Trial((3, 1), said, "", self._fits(pod={**self._pod, "spec": anywhere}))
         for kind in (MEMORY, CORES, COUNT):
             most = max(self._asked(kind))
@@ -182,18 +178,16 @@ class _Tries:
     def _of_holders(self) -> Iterator[_Trial]:
         """A few of the pods with GPUs, those that are being deleted first, then the smallest."""
         holders = [(held_by(one), one) for name in self._names for one in self._world.holders[name]]
-        holders.sort(key=lambda each: (each[0].memory_mib, each[0].core_percent, each[1].name))
-        for is_deleted in (True, False):
-            some = [each for each in holders if each[1].is_deleted is is_deleted]
-            # The greatest, too: if any is enough, it may be that one alone.
-            for rank, (load, holder) in enumerate([*some[:-1][:HOLDERS_TRIED], *some[-1:]]):
-                ends = ", which is being deleted" if is_deleted else " to end, or end it"
-                cores = f" and {story.core_words(load.core_percent)}" if load.core_percent else ""
-                held = f"it holds {story.mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
-                said = f"wait for {cap(f'{holder.namespace}/{holder.name}', 192)}{ends} ({held})"
-                others = tuple(one for one in self._few.snapshot.holders if one is not holder)
-                place = self._fits(nodes=(self._world.nodes[holder.chosen],), holders=others)
-                yield _Trial((0 if is_deleted else 6, rank), said, "", place)
+        holders.sort(key=lambda each: (not each[1].is_deleted, *each[0][1:], each[1].name))
+        # The greatest, too: if any is enough, it may be that one alone.
+        for rank, (load, holder) in enumerate([*holders[:-1][:HOLDERS_TRIED], *holders[-1:]]):
+            ends = ", which is being deleted" if holder.is_deleted else " to end, or end it"
+            cores = f" and {story.core_words(load.core_percent)}" if load.core_percent else ""
+            held = f"it holds {story.mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
+            said = f"wait for {cap(f'{holder.namespace}/{holder.name}', 192)}{ends} ({held})"
+            others = tuple(one for one in self._few.snapshot.holders if one is not holder)
+            place = self._fits(nodes=(self._world.nodes[holder.chosen],), holders=others)
+            yield _Trial((0 if holder.is_deleted else 6, rank), said, "", place)
 
     def _asked(self, kind: str) -> Iterator[int]:
         """What the containers ask for of one resource; percentages are of the greatest GPU."""
@@ -235,43 +229,31 @@ def explain_pod(
     """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
     world = World(snapshot, now, settings or model.SchedulerSettings())
     after = [at_gate.start_gate(world), at_gate.running_gate(world)]
-    if not at_gate.asks_for_gpus(world.pod):
-        gates = [Gate(at_gate.ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
-        if world.node:
-            said = f"it is on {cap(world.node, 128)}"
-            gates.append(Gate(at_node.PLACEMENT, GateVerdict.PASSED, said))
-        elif deleting := at_gate.deletion(world):
-            gates = [Gate(at_gate.ADMISSION, GateVerdict.BLOCKED, *deleting)]
-        else:
-            gates.append(at_node.foreign_gate(world))
-        return _story(world, [*gates, *after], None, None)
     placement: PodPlacement | None = None
     changes: tuple[PlacingChange, ...] | None = None
-    admission, is_foreign = at_gate.admission_gate(world), _is_foreign(world)
+    asks, admission = at_gate.asks_for_gpus(world.pod), at_gate.admission_gate(world)
+    is_foreign, is_refused = not asks or _is_foreign(world), False
     is_over = admission.verdict is GateVerdict.BLOCKED and admission.reason != "E-DELETED"
     if is_over and (is_foreign or world.node):  # what was wrong at first blocks it no more
         admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
-    quota = at_gate.quota_gate(world, is_refused=False)
     searched = Gate(at_node.PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
     if world.node:
-        searched = at_node.chosen_gate(world, admission.reason)
-    elif admission.verdict is GateVerdict.BLOCKED:
-        if admission.reason in {"E-WEBHOOK", "E-SCHEDULER"} and world.is_complete:
-            changes = _created_again(world)
-    elif is_foreign:
+        searched = at_node.chosen_gate(world, admission.reason, asks=asks)
+    elif is_foreign and admission.verdict is not GateVerdict.BLOCKED:
         searched = at_node.foreign_gate(world)
-    else:
+    elif admission.verdict is not GateVerdict.BLOCKED:
         placement = at_node.place(world) if world.is_complete else None
         searched = at_node.placement_gate(world, placement)
         if placement is not None and not placement.fitting:
             is_refused = placement.reason == "ResourceQuotaNotFit"
-            quota = at_gate.quota_gate(world, is_refused=is_refused)
             # No change of the pod or of a Node helps where the scheduler itself does not work.
             if placement.is_judged and searched.reason not in {"E-ERROR", "E-UNTRIED"}:
                 changes = _Tries(world, placement.fits).smallest()
     binding = at_gate.binding_gate(world, _chosen_node(world, placement))
-    gates = [admission, quota, searched, binding, at_gate.allocation_gate(world), *after]
-    return _story(world, gates, placement, changes)
+    quota = at_gate.quota_gate(world, is_refused=is_refused)
+    of_gpus = (binding, at_gate.allocation_gate(world))
+    gates = [admission, quota, searched, *of_gpus] if asks else [admission, searched]
+    return _story(world, [*gates, *after], placement, changes)
 
 
 def _is_foreign(world: World) -> bool:
@@ -283,20 +265,8 @@ def _is_foreign(world: World) -> bool:
 
 def _chosen_node(world: World, placement: PodPlacement | None) -> str:
     """The Node that the scheduler chose, or may choose now; empty if there is none."""
-    fitting, text = placement.fitting if placement else [], world.attempt and world.attempt.text
-    told = (name for name in fitting if text and f"node({name})" in text)
-    return world.noted.get(annotations.VGPU_NODE) or next(told, next(iter(fitting), ""))
-
-
-def _created_again(world: World) -> tuple[PlacingChange, ...]:
-    """The pod as HAMi's webhook would have changed it, if it fits on a Node then."""
-    admitted = at_gate.reviewed_again(world)
-    if isinstance(admitted, str):  # HAMi would refuse it
-        return ()
-    fit = world.changed(pod=admitted).trial()
-    fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
-    said = "create the pod again without schedulerName, where HAMi's webhook sees it"
-    return tuple(PlacingChange(said, name) for name in fitting)[:1]
+    fitting = placement.fitting if placement else []
+    return world.noted.get(annotations.VGPU_NODE) or next(iter(fitting), "")
 
 
 def _story(

@@ -18,7 +18,7 @@ from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, PodEventView
 from agent.model import gpu_title
 from agent.sandbox.explain import story
-from agent.sandbox.explain.placement import World, held_by
+from agent.sandbox.explain.placement import HOLDERS_TOLD, World, held_by
 from agent.sandbox.explain.story import TEXT, Gate, GateVerdict, agent_words, mib, when
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, all_containers, lookup
@@ -36,11 +36,8 @@ RUNNING: Final = "running"
 RESOURCES: Final = (COUNT, MEMORY, model.MEMORY_PERCENT, CORES)
 READ_BY_HAMI: Final = (f"limits.{MEMORY}", f"limits.{CORES}")
 """The names in a ResourceQuota that HAMi's scheduler reads."""
-HOLDERS_TOLD: Final = 3
 LONG: Final = 60.0
 """Seconds after which a lock is no longer normal: it is held for seconds."""
-ENDED_FREED_WITHIN: Final = 5.0
-"""Seconds in which an agent frees the lock of a pod that has ended."""
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 _UUID: Final = re.compile(r"\bGPU-[\w-]+")
 
@@ -55,6 +52,8 @@ def admission_gate(world: World) -> Gate:
     deleting = None if world.node else deletion(world)
     if deleting is not None:
         return Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)
+    if not asks_for_gpus(world.pod):
+        return Gate(ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")
     dropped = {}
     for name, container, request in world.containers():
         count = model.parse_quantity(lookup(container, COUNT))
@@ -224,11 +223,8 @@ def _locked(world: World, node: ClusterNode, facts: tuple[str, ...]) -> Gate:
     advice = f"HAMi's scheduler takes it over {old}"
     phase = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}.get(key)
     if phase in TERMINAL:
-        said, limit = f"{said}, and that pod has ended ({phase})", span(ENDED_FREED_WITHIN)
-        frees = f"its agent frees it within {limit}"
-        if age > ENDED_FREED_WITHIN:
-            frees = f"its agent should have freed it within {limit}: look at its pod"
-        advice = f"{frees}; {advice}; {unlock}"
+        said = f"{said}, and that pod has ended ({phase})"
+        advice = f"its agent frees it within 5 s, else look at its pod; {advice}; {unlock}"
     elif age < LONG:
         said, advice, verdict = f"{said}; this is normal for seconds", "", GateVerdict.WAITING
     else:
@@ -283,13 +279,11 @@ def _concerning(world: World) -> Callable[[PodEventView], bool]:
 
     Those that name GPUs by UUID count if one is the pod's, all others if they fall into its life.
     """
-    groups = (world.view.groups if world.view else None) or ()
-    gpus = {share.uuid for group in groups for share in group}
     created = decode_moment(world.metadata.get("creationTimestamp"))
 
     def concerns(event: PodEventView) -> bool:
         if named := _UUID.findall(event.message):
-            return not gpus.isdisjoint(named)
+            return not set(world.gpus).isdisjoint(named)
         is_older = created is not None and event.last is not None and event.last < created
         return not is_older and not event.reason.startswith("Allocation")
 
@@ -408,9 +402,8 @@ def _held(world: World) -> Iterator[str]:
 
 def _sick(world: World) -> Iterator[str]:
     """The GPUs of the pod that its Node reports as unhealthy, or does not report any more."""
-    groups = (world.view.groups if world.view else None) or ()
     known = {gpu.uuid: gpu for gpu in world.reported(world.node)}
-    for uuid in dict.fromkeys(share.uuid for group in groups for share in group):
+    for uuid in world.gpus:
         if uuid not in known and world.node in world.nodes:
             yield f"no Node reports {gpu_title(uuid, None)} any more: it is lost, or was taken out"
         elif uuid in known and not known[uuid].healthy:

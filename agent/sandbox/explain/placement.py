@@ -112,6 +112,8 @@ class World:
         self.view: PodView | None = None
         with contextlib.suppress(MalformedText):  # a pod without a name or UID holds nothing
             self.view = decode_pod(pod, model.COUNT)
+        groups = (self.view and self.view.groups) or ()
+        self.gpus = list(dict.fromkeys(share.uuid for group in groups for share in group))
         self.nodes = {node.name: node for node in snapshot.nodes}
         self.holders: defaultdict[str, list[ListedPod]] = defaultdict(list)
         """By Node, the pods that hold GPUs."""
@@ -206,16 +208,13 @@ def held_by(holder: ListedPod) -> model.Load:
 PLACEMENT: Final = "placement"
 NODES_TOLD: Final = 20
 HOLDERS_TOLD: Final = 3
-FITTING_TOLD: Final = 3
 KUBE_SCHEDULER: Final = "E-NODE"
 NOT_JUDGED: Final = "E-UNJUDGED"
 UNTRIED: Final = 60.0
 """Seconds. A scheduler tries a new pod within seconds."""
 RETRY_HOW: Final = (
     "HAMi's scheduler reads the Nodes every 15 s, and kube-scheduler tries such a pod again after "
-    "at most 5 min; a change of the pod, such as kubectl label pod, makes it try now. If that "
-    "refuses it again, restart HAMi's scheduler: 2.8 reads a report again only when the number of "
-    "slices changes"
+    "at most 5 min, or now if you change the pod (kubectl label pod); else restart HAMi's scheduler"
 )
 ADVICE: Final = {
     "CardNotHealth": "`hami-agent status --node {node}` says what the GPU has and what to do",
@@ -275,7 +274,7 @@ def place(world: World) -> PodPlacement:
     by_reason = Counter(code for found in refused.values() for code in codes_of(found.reason))
     fitting = [name for name in names if name not in refused]
     nearest = sorted(refused, key=lambda name: _distance(refused[name]))
-    told = [*fitting[:FITTING_TOLD], *nearest][:NODES_TOLD]
+    told = [*fitting, *nearest][:NODES_TOLD]
     verdicts = tuple(_verdict(world, name, fits[name]) for name in told)
     return PodPlacement(fits, _main_reason(reasons), dict(sorted(by_reason.items())), verdicts)
 
@@ -359,9 +358,11 @@ def _untried(world: World, fits: str) -> Gate:
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-UNTRIED", advice)
 
 
-def chosen_gate(world: World, cause: str) -> Gate:
+def chosen_gate(world: World, cause: str, *, asks: bool) -> Gate:
     """The gate of a pod that has a Node. `cause`: the id of what admission says."""
     node = cap(world.node, 128)
+    if not asks:
+        return Gate(PLACEMENT, GateVerdict.PASSED, f"it is on {node}")
     if annotations.VGPU_NODE in world.noted:
         return Gate(PLACEMENT, GateVerdict.PASSED, f"HAMi's scheduler chose {node}")
     said = f"the pod is on {node}, and HAMi's scheduler chose no GPUs for it"
@@ -391,9 +392,7 @@ def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> G
     if max(asked, default=0) > world.greatest_mib > 0:
         # Whatever else keeps it out, such as an unhealthy GPU: without that it still fits nowhere.
         reason = "CardInsufficientMemory"
-        said += (
-            ": no GPU that it may use has so much memory, healthy or not, even without other pods"
-        )
+        said += ": no GPU that the pod may use has so much memory, healthy or not"
     return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
 
@@ -459,19 +458,10 @@ def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steerin
         "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} are asked for",
     }
     return GpuVerdict(
-        uuid=has.uuid,
-        index=has.index,
-        model=has.type_name,
-        reason=reason,
-        said=said.get(reason, ""),
-        registered_mib=has.registered_mib,
-        promised_mib=used.memory_mib,
-        asked_mib=request.memory_on(has.registered_mib),
-        core_percent=has.core_percent,
-        promised_percent=used.core_percent,
-        asked_percent=request.cores,
-        slots=has.split_count,
-        used_slots=used.slots,
+        *(has.uuid, has.index, has.type_name, reason, said.get(reason, "")),
+        *(has.registered_mib, used.memory_mib, request.memory_on(has.registered_mib)),
+        *(has.core_percent, used.core_percent, request.cores),
+        *(has.split_count, used.slots),
     )
 
 

@@ -76,7 +76,6 @@ class NodeVerdict(msgspec.Struct, frozen=True, rename="camel"):
 
     - `reason`: the scheduler's text, such as `2/8 CardInsufficientMemory`.
     - `said`: the same in words. `codes`: the runbook's ids.
-    - `has_gpus`: the Node has, or once had, something of GPUs.
     - `biggest`: the pods that hold most of what is short there, as text.
     - `events`: what the Node's agent said last.
     """
@@ -87,7 +86,6 @@ class NodeVerdict(msgspec.Struct, frozen=True, rename="camel"):
     said: str = ""
     codes: tuple[str, ...] = ()
     gpus: tuple[GpuVerdict, ...] = ()
-    has_gpus: bool = True
     biggest: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
 

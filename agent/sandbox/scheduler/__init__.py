@@ -10,6 +10,6 @@ agent's memory. Tests compare it with what HAMi's own code answered.
   lost. Patches go by name, so a pod that was created again can get annotations of its predecessor.
 
 Not modelled: MIG, other vendors, pod groups, earlier releases, the policies topology-aware and
-numa, weights of the score, Events that client-go combines, and the 30 s after which kube-scheduler
-gives up.
+numa, weights of the score, quotas in the webhook (the filter has them), Events that client-go
+combines, and the 30 s after which kube-scheduler gives up.
 """

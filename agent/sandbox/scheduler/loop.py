@@ -8,8 +8,6 @@ import contextlib
 import random
 from typing import Final
 
-import structlog
-
 from agent.ports import Clock
 from agent.sandbox.scheduler import verbs
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
@@ -20,7 +18,6 @@ from agent.sandbox.store import Json, ObjectStore, StatusError
 
 LONGEST_WAIT: Final = 300.0
 """Seconds after which a pod that fits nowhere is tried again although nothing has changed."""
-log = structlog.get_logger(__name__)
 
 
 class SchedulerModel:
@@ -139,13 +136,11 @@ class SchedulerModel:
             await self._hami.bind(namespace, name, uid, node_name)
         else:
             self._store.bind(namespace, name, node_name, uid=uid)
-        log.info("scheduler.pod_bound", namespace=namespace, pod=name, node=node_name)
 
     def _reject(self, pod: Json, reason: str, text: str) -> None:
         """Write on the pod why it stays pending, as kube-scheduler does."""
         metadata = pod["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
-        log.info("scheduler.pod_not_placed", namespace=namespace, pod=name, reason=reason, why=text)
         condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": text}
 
         def tell(held: Json) -> Json:
@@ -156,11 +151,9 @@ class SchedulerModel:
 
         notice = Notice(WARNING, "FailedScheduling", text)
         event = verbs.event_about(pod, notice, self.settings.scheduler_name, self._clock.now())
-        try:
+        with contextlib.suppress(StatusError):  # the pod went
             self._store.create("events", event)
             self._store.update("pods", namespace, name, tell, uid=metadata["uid"])
-        except StatusError as gone:
-            log.info("scheduler.pod_went", namespace=namespace, pod=name, err=str(gone))
 
 
 def _explain(filtered: Filtered) -> str:

@@ -7,14 +7,13 @@ waits in the client's queue.
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
-
-import structlog
 
 from agent import cluster as annotations
 from agent.cluster import HANDSHAKE
@@ -35,7 +34,6 @@ _CONTENTION: Final = ": node lock contention"
 LOCK_TIMEOUT: Final = 300
 """Seconds until a lock may be taken over."""
 REGISTER_INTERVAL: Final = 15.0
-log = structlog.get_logger(__name__)
 
 
 def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
@@ -157,11 +155,9 @@ class HamiVerbs:
         """Send Events for ever, one after another. Events that wait at the end are lost."""
         while True:
             event = await self._events.get()
-            try:
-                where = ("events", event["metadata"]["namespace"], event["metadata"]["name"])
+            where = ("events", event["metadata"]["namespace"], event["metadata"]["name"])
+            with contextlib.suppress(StatusError):
                 await self.request("create", *where, body=event)
-            except StatusError as refusal:
-                log.warning("scheduler.event_lost", reason=event["reason"], err=str(refusal))
 
     async def request(self, verb: str, *where: str, body: Json | None = None) -> Json:
         """See `StoreCluster.request`. The client sends `kube_burst` at once, then `kube_qps`.
@@ -205,12 +201,10 @@ class HamiVerbs:
             for name, node in list(self._nodes.items()):
                 writes = dict(self._registry.ingest(node, self._clock.now()))
                 patch = {"metadata": {"annotations": writes}}
-                try:
+                with contextlib.suppress(StatusError):  # written when the Nodes are read next
                     # As in HAMi, an unused read comes before a write.
                     for verb in ("get", "patch") if writes else ():
                         await self.request(verb, "nodes", "", name, body=patch)
-                except StatusError as refusal:  # written again when the Nodes are read next
-                    log.info("scheduler.handshake_lost", node=name, err=str(refusal))
 
     async def filter(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose a node for the pod, reserve its shares there and write them on the pod.
@@ -337,10 +331,8 @@ class HamiVerbs:
         def free(held: str | None) -> str | None:
             return None if held is None or "," not in held or held.endswith(ending) else held
 
-        try:
+        with contextlib.suppress(StatusError):
             await self._change_lock(node, free)
-        except StatusError as failure:
-            log.warning("scheduler.lock_not_released", node=node, err=str(failure))
 
     async def _change_lock(self, node: str, change: Callable[[str | None], str | None]) -> None:
         """Write the changed text of the lock. A refused write is tried five times in all.

@@ -12,8 +12,7 @@ from typing import Final
 from agent.cluster import Requirement
 from agent.kube.objects import decode_quantity
 from agent.sandbox.scheduler import model
-from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load, SchedulerSettings
-from agent.sandbox.scheduler.registry import Quotas
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, SchedulerSettings
 from agent.sandbox.store import ForbiddenError, Json, StatusError
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
@@ -47,7 +46,7 @@ def admit_pod(
         raise refusal(f"{_DENIED}{denied}") from denied
 
 
-def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = None) -> Json:
+def review_pod(pod: Json, settings: SchedulerSettings) -> Json:
     """A new pod, or a copy of it with HAMi's defaults if it is HAMi's. Raises DeniedError."""
     name = pod["spec"].get("schedulerName") or settings.scheduler_name
     if not pod["spec"].get("containers"):
@@ -63,8 +62,6 @@ def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = N
         pod["spec"]["schedulerName"] = settings.scheduler_name
         if pod["spec"].get("nodeName"):
             raise DeniedError("pod has node assigned")
-    if quotas is not None and not _fits_quota(pod, settings, quotas):
-        raise DeniedError("exceeding resource quota")
     return pod
 
 
@@ -91,20 +88,6 @@ def _mutate_container(container: Json) -> bool:
     if asks:
         container["resources"] = resources | {"limits": limits}
     return asks
-
-
-def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:
-    """Whether the quota has room for max(sum of app containers, largest init container)."""
-    loads = [
-        Load(one.count, one.memory_mib * one.count, one.core_percent * one.count) if one else Load()
-        for one in model.pod_requests(pod, settings)
-    ]
-    inits = model.init_count(pod)
-    peak, namespace = (
-        model.peak_of(loads[:inits], loads[inits:]),
-        pod["metadata"].get("namespace", ""),
-    )
-    return not peak.slots or quotas.fits(namespace, peak.memory_mib, peak.core_percent)
 
 
 def _read_percentage(container: Json) -> int | None:

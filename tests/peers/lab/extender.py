@@ -139,7 +139,7 @@ class Extender:
         pod = review["request"]["object"]
         answer: Json = {"uid": review["request"]["uid"], "allowed": True}
         try:
-            admitted = review_pod(pod, self._hami.settings, self._hami.quotas)
+            admitted = review_pod(pod, self._hami.settings)
         except DeniedError as denied:
             status = {"code": denied.code, "message": str(denied)}
             answer |= {"allowed": False, "status": status}
