@@ -63,7 +63,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
     if args.verb == "completion":
         return _complete(args, environ)
-
     return {"bundle": _bundle, "runbook": _runbook}[args.verb](args)
 
 
@@ -224,7 +223,10 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> Iterable[str
     for name in (str(action.metavar), *action.option_strings):
         if read := NAMED.get(name):
             found = {str(value) for one in _seen() for value in read(one)}
-            found |= _pending(environ) if name == "POD" else set()
+            with contextlib.suppress(Unreachable, TimeoutError):
+                connection = connection_of(None, "", environ) if name == "POD" else None
+                found |= ask(connection, "completion", _pending) if connection else set()
+
             # Bash would expand others, and so run what a name says.
             harmless = filter(re.compile(r"[\w./-]+").fullmatch, found)
             return sorted(harmless, key=by_number)
@@ -232,19 +234,12 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> Iterable[str
     return map(str, action.choices or ())
 
 
-def _pending(environ: Mapping[str, str]) -> set[str]:
-    """The pending pods that ask for GPUs; none if the API server does not tell them within 3 s."""
+async def _pending(session: KubeSession) -> set[str]:
+    """The pending pods that ask for GPUs. Raises ApiError; TimeoutError: not told within 3 s."""
+    async with asyncio.timeout(3):
+        pods = await ClusterReader(session).read_list("pods", dict, fields="status.phase=Pending")
 
-    async def read(session: KubeSession) -> Iterable[dict[str, Any]]:
-        async with asyncio.timeout(3):
-            pending = "status.phase=Pending"
-            return await ClusterReader(session).read_list("pods", dict, fields=pending)
-
-    found: Iterable[dict[str, Any]] = ()
-    with contextlib.suppress(Unreachable, TimeoutError):
-        found = ask(connection_of(None, "", environ), "hami-agent-completion", read)
-
-    named = (pod["metadata"] for pod in found if asks_for_gpus(pod))
+    named = (pod["metadata"] for pod in pods if asks_for_gpus(pod))
     return {f"{one['namespace']}/{one['name']}" for one in named}
 
 
