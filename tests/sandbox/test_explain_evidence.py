@@ -103,6 +103,7 @@ unregistered  | another reason    | -             |                     | 5 s ag
 bad weights   | -                 | -             | placement E-ERROR   | annotation "slot=
 plain         | three bindings    | -             | binding E-BIND      | 5 s ago: newest words
 choosy        | no Node     | a small GPU | placement CardInsufficientMemory | no available node
+choosy        | no Node     | a small GPU | placement CardInsufficientMemory | the pod may use
 huge          | -                 | an ill GPU    | placement CardInsufficientMemory | or not
 unregistered  | -                 | no slice      | placement NodeUnregistered | 40 s ago: Config
 """
