@@ -232,7 +232,11 @@ def explain_pod(
     placement: PodPlacement | None = None
     changes: tuple[PlacingChange, ...] | None = None
     asks, admission = at_gate.asks_for_gpus(world.pod), at_gate.admission_gate(world)
-    is_foreign, is_refused = not asks or _is_foreign(world), False
+    is_ours = world.spec.get("schedulerName") == world.settings.scheduler_name
+    has_hami = any(annotations.REGISTER in node.annotations for node in snapshot.nodes)
+    # kube-scheduler alone places it.
+    is_foreign = not asks or not (is_ours or has_hami or not snapshot.has("nodes"))
+    is_refused = False
     is_over = admission.verdict is GateVerdict.BLOCKED and admission.reason != "E-DELETED"
     if is_over and (is_foreign or world.node):  # what was wrong at first blocks it no more
         admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
@@ -249,24 +253,13 @@ def explain_pod(
             # No change of the pod or of a Node helps where the scheduler itself does not work.
             if placement.is_judged and searched.reason not in {"E-ERROR", "E-UNTRIED"}:
                 changes = _Tries(world, placement.fits).smallest()
-    binding = at_gate.binding_gate(world, _chosen_node(world, placement))
+    fitting = placement.fitting if placement else ()
+    chosen = world.noted.get(annotations.VGPU_NODE) or next(iter(fitting), "")
+    binding = at_gate.binding_gate(world, chosen)
     quota = at_gate.quota_gate(world, is_refused=is_refused)
     of_gpus = (binding, at_gate.allocation_gate(world))
     gates = [admission, quota, searched, *of_gpus] if asks else [admission, searched]
     return _story(world, [*gates, *after], placement, changes)
-
-
-def _is_foreign(world: World) -> bool:
-    """Whether kube-scheduler alone places the pod, in a cluster where HAMi's has no Node."""
-    is_ours = world.spec.get("schedulerName") == world.settings.scheduler_name
-    has_hami = any(annotations.REGISTER in node.annotations for node in world.snapshot.nodes)
-    return not is_ours and not has_hami and world.snapshot.has("nodes")
-
-
-def _chosen_node(world: World, placement: PodPlacement | None) -> str:
-    """The Node that the scheduler chose, or may choose now; empty if there is none."""
-    fitting = placement.fitting if placement else []
-    return world.noted.get(annotations.VGPU_NODE) or next(iter(fitting), "")
 
 
 def _story(

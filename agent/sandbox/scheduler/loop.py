@@ -107,7 +107,10 @@ class SchedulerModel:
         while pod := self._pending.get(uid):
             changed = self._changed  # also by what comes during the decision
             try:
-                filtered = await self._filter(pod)
+                async with self._filtering:
+                    nodes = self._store.select("nodes")
+                    names = [one["metadata"]["name"] for one in nodes if not verbs.is_closed(one)]
+                    filtered = await self._hami.filter(pod, names)
                 if filtered.nodes:
                     await self._bind(pod, self._rng.choice(filtered.nodes))
                     return
@@ -121,12 +124,6 @@ class SchedulerModel:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LONGEST_WAIT):
                         await changed.wait()
-
-    async def _filter(self, pod: Json) -> Filtered:
-        async with self._filtering:
-            nodes = self._store.select("nodes")
-            names = [node["metadata"]["name"] for node in nodes if not verbs.is_closed(node)]
-            return await self._hami.filter(pod, names)
 
     async def _bind(self, pod: Json, node_name: str) -> None:
         """Bind the pod: through HAMi if it requests GPUs, else as kube-scheduler."""

@@ -1,7 +1,7 @@
 """The scheduler's values: GPUs, their use, nodes, and what pods ask for."""
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -29,14 +29,6 @@ class Load(NamedTuple):
     def greater(self, other: "Load") -> "Load":
         """The greater of each number."""
         return Load(*map(max, self, other))
-
-
-def peak_of(inits: Iterable[Load], apps: Iterable[Load]) -> Load:
-    """The most that a pod uses: init containers run one after another, before the others."""
-    peak = sum(apps, Load())
-    for one in inits:
-        peak = peak.greater(one)
-    return peak
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,14 @@ from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_either, decode_pod_devices, is_json_form
 from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler import model
-from agent.sandbox.scheduler.model import GpuView, Load, RegisteredNode, parse_quantity
+from agent.sandbox.scheduler.model import (
+    CORES,
+    MEMORY,
+    GpuView,
+    Load,
+    RegisteredNode,
+    parse_quantity,
+)
 from agent.sandbox.store import Json
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
@@ -146,7 +153,9 @@ class Reservation:
             for one in group:
                 found = inits if position < self.inits else apps
                 found[one.uuid].append(Load(1, one.memory_mib, one.core_percent))
-        return {uuid: model.peak_of(inits[uuid], apps[uuid]) for uuid in {*inits, *apps}}
+        # Init containers run one after another, before the others.
+        sums = {uuid: sum(apps[uuid], Load()) for uuid in {*inits, *apps}}
+        return {uuid: Load(*map(max, apps, Load(), *inits[uuid])) for uuid, apps in sums.items()}
 
 
 class Usage:
@@ -227,7 +236,10 @@ class Quotas:
         key = (quota["metadata"]["namespace"], quota["metadata"]["name"])
         self._limits.pop(key, None)
         if kind != "DELETED":
-            self._limits[key] = _hard(quota)
+            # A value that is not a whole number is ignored.
+            hard = (quota.get("spec") or {}).get("hard") or {}
+            found = {one: parse_quantity(hard.get(f"limits.{one}")) for one in (MEMORY, CORES)}
+            self._limits[key] = {one: most for one, most in found.items() if most is not None}
 
     def fits(self, namespace: str, memory_mib: int, core_percent: int) -> bool:
         """Whether the namespace may hold this much more. A limit of 0 blocks all."""
@@ -235,13 +247,6 @@ class Quotas:
         for (where, _), hard in self._limits.items():
             limits |= hard if where == namespace else {}
         held = self._usage.held(namespace) if limits else Load()
-        memory = limits.get(model.MEMORY, float("inf")) * self._factor
-        cores = limits.get(model.CORES, float("inf"))
+        memory = limits.get(MEMORY, float("inf")) * self._factor
+        cores = limits.get(CORES, float("inf"))
         return held.memory_mib + memory_mib <= memory and held.core_percent + core_percent <= cores
-
-
-def _hard(quota: Json) -> dict[str, int]:
-    """HAMi's limits in the quota. A value that is not a whole number is ignored."""
-    hard = (quota.get("spec") or {}).get("hard") or {}
-    found = {key: parse_quantity(hard.get(f"limits.{key}")) for key in (model.MEMORY, model.CORES)}
-    return {resource: limit for resource, limit in found.items() if limit is not None}

@@ -216,31 +216,25 @@ class HamiVerbs:
         """
         async with self._registering:
             pass  # wait while nodes are ingested
-        filtered = self._decide(pod, candidates)
-        if filtered.groups is not None:
-            seconds = int(self._clock.now().timestamp())
-            patch = placement_patch(filtered.nodes[0], filtered.groups, seconds)
-            try:
-                await self.request("patch", "pods", *_owner(pod), body=patch)
-            except StatusError as refusal:
-                self.usage.forget(pod["metadata"]["uid"])
-                self._tell(pod, WARNING, "FilteringFailed", str(refusal))
-                raise
-        for notice in filtered.notices:
-            self._tell(pod, *notice)
-        return filtered
-
-    def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
-        """Choose and reserve without a wait, so that the next decision counts this one."""
-        uid = pod["metadata"]["uid"]
+        # Chosen and reserved without a wait, so that the next decision counts this one.
+        uid, namespace = pod["metadata"]["uid"], pod["metadata"]["namespace"]
         self.usage.forget(uid)
         states = {name: self._registry.state(name, self.usage.loads(name)) for name in candidates}
         registered = {name: state for name, state in states.items() if state is not None}
         filtered = filter_pod(pod, candidates, registered, self.settings, self._rng, self.quotas)
         if filtered.groups is not None:
-            node, namespace = filtered.nodes[0], pod["metadata"]["namespace"]
-            held = Reservation(node, filtered.groups, init_count(pod), namespace=namespace)
-            self.usage.reserve(uid, held)
+            held = (filtered.nodes[0], filtered.groups, init_count(pod))
+            self.usage.reserve(uid, Reservation(*held, namespace=namespace))
+            seconds = int(self._clock.now().timestamp())
+            patch = placement_patch(filtered.nodes[0], filtered.groups, seconds)
+            try:
+                await self.request("patch", "pods", *_owner(pod), body=patch)
+            except StatusError as refusal:
+                self.usage.forget(uid)
+                self._tell(pod, WARNING, "FilteringFailed", str(refusal))
+                raise
+        for notice in filtered.notices:
+            self._tell(pod, *notice)
         return filtered
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
