@@ -23,7 +23,7 @@ from agent.model import gpu_title
 from agent.sandbox.explain import gates as at_gate
 from agent.sandbox.explain import placement as at_node
 from agent.sandbox.explain import story
-from agent.sandbox.explain.placement import PodPlacement, World, codes_of, held_by, opened
+from agent.sandbox.explain.placement import UNSCHEDULABLE, PodPlacement, World, codes_of, held_by
 from agent.sandbox.explain.story import Explanation, Gate, GateVerdict, PlacingChange
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.filter import NodeFit
@@ -97,7 +97,9 @@ class _Tries:
             shown, offer = cap(node.name, 128), self._few.offers[node.name]
             if node.is_closed:
                 said, paste = f"uncordon the Node {shown}", f"kubectl uncordon {shown}"
-                yield _Trial((1, 1), said, paste, self._fits(nodes=(opened(node),)))
+                taints = tuple(one for one in node.taints if one.key != UNSCHEDULABLE.key)
+                opened = msgspec.structs.replace(node, is_closed=False, taints=taints)
+                yield _Trial((1, 1), said, paste, self._fits(nodes=(opened,)))
             cordoned, gpus = offer.cordoned if offer else frozenset(), self._few.reported(node.name)
             for gpu in gpus:
                 named = gpu_title(gpu.uuid, gpu.index)
@@ -246,7 +248,8 @@ def explain_pod(
     elif is_foreign and admission.verdict is not GateVerdict.BLOCKED:
         searched = at_node.foreign_gate(world)
     elif admission.verdict is not GateVerdict.BLOCKED:
-        placement = at_node.place(world) if world.is_complete else None
+        is_read = snapshot.has("nodes") and snapshot.has("pods")
+        placement = at_node.place(world) if is_read else None
         searched = at_node.placement_gate(world, placement)
         if placement is not None and not placement.fitting:
             is_refused = placement.reason == "ResourceQuotaNotFit"
@@ -259,36 +262,17 @@ def explain_pod(
     quota = at_gate.quota_gate(world, is_refused=is_refused)
     of_gpus = (binding, at_gate.allocation_gate(world))
     gates = [admission, quota, searched, *of_gpus] if asks else [admission, searched]
-    return _story(world, [*gates, *after], placement, changes)
-
-
-def _story(
-    world: World,
-    gates: list[Gate],
-    placement: PodPlacement | None,
-    changes: tuple[PlacingChange, ...] | None,
-) -> Explanation:
+    gates += after
     at = next((i for i, one in enumerate(gates) if one.verdict is GateVerdict.BLOCKED), len(gates))
     if any(gate.verdict is GateVerdict.NOTED and gate.advice for gate in gates[:at]):
         # What was wrong from the start comes first: the same pod would fail again.
         gates[at : at + 1] = [msgspec.structs.replace(one, advice="") for one in gates[at : at + 1]]
-    name, born = world.metadata.get("name", ""), world.metadata.get("creationTimestamp")
-    moment = decode_moment(born)
-    age = f", created {span((world.now - moment).total_seconds())} ago" if moment else ""
-    deleted = " and being deleted" if world.metadata.get("deletionTimestamp") else ""
-    headline = f"Pod {cap(world.namespace, 64)}/{cap(name, 256)} is {cap(world.phase, 32)}"
-    asked = [
-        f"{container}: {story.request_words(request)}"
-        for container, _, request in world.containers()
-        if request
-    ]
     later = [Gate(one.name, GateVerdict.NOT_REACHED, "not reached") for one in gates[at + 1 :]]
     return Explanation(
         namespace=world.namespace,
-        pod=str(name),
+        pod=str(world.metadata.get("name", "")),
         phase=world.phase,
-        headline=f"{headline}{deleted}{age}."
-        + (f" It asks for {'; '.join(asked)}." if asked else ""),
+        headline=_headline(world),
         blocked=at < len(gates),
         gates=(*gates[: at + 1], *later),
         nodes=placement.nodes if placement else (),
@@ -297,3 +281,14 @@ def _story(
         tried=changes is not None,
         missing=tuple(f"{part}: {cap(why, 512)}" for part, why in world.snapshot.unread.items()),
     )
+
+
+def _headline(world: World) -> str:
+    """State, age and request of the pod."""
+    born = decode_moment(world.metadata.get("creationTimestamp"))
+    name = f"{cap(world.namespace, 64)}/{cap(world.metadata.get('name', ''), 256)}"
+    said = f"Pod {name} is {cap(world.phase, 32)}"
+    said += " and being deleted" if world.metadata.get("deletionTimestamp") else ""
+    said += f", created {span((world.now - born).total_seconds())} ago" if born else ""
+    asked = [f"{name}: {story.request_words(one)}" for name, _, one in world.containers() if one]
+    return f"{said}. It asks for {'; '.join(asked)}." if asked else f"{said}."

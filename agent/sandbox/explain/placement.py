@@ -32,7 +32,7 @@ from agent.web.runbook import entries
 # It runs the scheduler's model. Its flags are not in any object that can be read, so HAMi's
 # defaults are assumed. Before that, each Node is held to what kube-scheduler itself asks of it.
 
-_UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 _COMPARED: Final = {"Gt": operator.gt, "Lt": operator.lt}
 _OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 UNREGISTERED: Final = "node unregistered"
@@ -44,7 +44,7 @@ MODELLED: Final = frozenset({"", "hami-core"})
 def refuse_node(spec: JsonObject, node: ClusterNode) -> str:
     """Why kube-scheduler does not offer the Node for a pod of this spec; empty if it does."""
     tolerations = spec.get("tolerations") or ()
-    if node.is_closed and not _is_tolerated(_UNSCHEDULABLE, tolerations):
+    if node.is_closed and not _is_tolerated(UNSCHEDULABLE, tolerations):
         return "the Node is cordoned (kubectl cordon)"
     for taint in node.taints:
         if taint.effect in ("NoSchedule", "NoExecute") and not _is_tolerated(taint, tolerations):
@@ -58,12 +58,6 @@ def refuse_node(spec: JsonObject, node: ClusterNode) -> str:
     if required is not None and not any(_matches(term, node) for term in terms):
         return "the pod's required nodeAffinity does not match its labels"
     return ""
-
-
-def opened(node: ClusterNode) -> ClusterNode:
-    """The Node as after `kubectl uncordon`."""
-    taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE.key)
-    return msgspec.structs.replace(node, is_closed=False, taints=taints)
 
 
 def _is_tolerated(taint: Taint, tolerations: Iterable[Mapping[str, Any]]) -> bool:
@@ -132,11 +126,6 @@ class World:
             (g.registered_mib for g in gpus if self.steering.admits(g)), default=0
         )
         """The memory of the greatest GPU that the pod itself does not exclude."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the model can be run: Nodes and pods are known."""
-        return self.snapshot.has("nodes") and self.snapshot.has("pods")
 
     def changed(self, **changes: object) -> "World":
         """The world with other parts of its snapshot."""
