@@ -6,7 +6,7 @@ what the pod holds.
 
 import datetime as dt
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agent import cluster as annotations
@@ -244,7 +244,7 @@ def allocation_gate(world: World) -> Gate:
     if world.phase in ("Pending", "Failed"):
         event, _ = story.last_event(world.snapshot, REFUSED, "AllocationRefused")
         texts += [event.message] if event else []
-    of_node = filter(_concerning(world), world.snapshot.node_events)
+    of_node = (event for event in world.snapshot.node_events if _concerns(world, event))
     facts = agent_words(of_node, world.now, node) if node else ()
     stays = " The pod stays Failed." if world.phase == "Failed" else ""
     refused = ((sentence, ha) for sentence, ha in map(story.agent_refusal, texts) if ha)
@@ -253,16 +253,12 @@ def allocation_gate(world: World) -> Gate:
         said = f"the agent refused the GPUs: {cap(sentence, TEXT)}"
         advice = f"do what it says; then {story.recreated(world.pod)}" if stays else ""
         return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, advice, facts)
-    if status.get("reason") == REFUSED:
-        cause, remedy = story.meaning(texts[0], node)
-        said = f"the kubelet refused the pod: {cap(texts[0], TEXT)}"
-        facts = (*((cause,) if cause else ()), *facts)
-        advice = f"{remedy or 'look at what the message names'}.{stays}"
-        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, "E-ALLOCATE", advice, facts)
-    if phase == annotations.PHASE_FAILED:
-        said = "the pod's bind-phase is failed: the device plugin of the node refused it"
-        advice = f"look at the agent's log on {cap(node, 128)}.{stays}"
-        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, "E-ALLOCATE", advice, facts)
+    if status.get("reason") == REFUSED or phase == annotations.PHASE_FAILED:
+        causes, remedy = story.meaning(texts[0], node)
+        text = cap(texts[0], TEXT) or "its device plugin refused it, by the pod's bind-phase"
+        look = f"look at what the message names, and at the agent's log on {cap(node, 128)}"
+        said, advice = f"the kubelet refused the pod: {text}", f"{remedy or look}.{stays}"
+        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, "E-ALLOCATE", advice, (*causes, *facts))
     if not node:
         return Gate(ALLOCATION, GateVerdict.NOT_REACHED, "not reached")
     statuses = status.get("containerStatuses") or ()
@@ -274,20 +270,16 @@ def allocation_gate(world: World) -> Gate:
     return Gate(ALLOCATION, GateVerdict.WAITING, said, "E-ALLOCATE", advice, facts)
 
 
-def _concerning(world: World) -> Callable[[PodEventView], bool]:
-    """Which Events of the pod's Node may say why it has no answer.
+def _concerns(world: World, event: PodEventView) -> bool:
+    """Whether the Event of the pod's Node may say why the pod has no answer.
 
-    Those that name GPUs by UUID count if one is the pod's, all others if they fall into its life.
+    One that names GPUs by UUID may if one is the pod's, any other if it falls into its life.
     """
     created = decode_moment(world.metadata.get("creationTimestamp"))
-
-    def concerns(event: PodEventView) -> bool:
-        if named := _UUID.findall(event.message):
-            return not set(world.gpus).isdisjoint(named)
-        is_older = created is not None and event.last is not None and event.last < created
-        return not is_older and not event.reason.startswith("Allocation")
-
-    return concerns
+    if named := _UUID.findall(event.message):
+        return not set(world.gpus).isdisjoint(named)
+    is_older = created is not None and event.last is not None and event.last < created
+    return not is_older and not event.reason.startswith("Allocation")
 
 
 def start_gate(world: World) -> Gate:
@@ -299,16 +291,15 @@ def start_gate(world: World) -> Gate:
         name, reason, message = waits[0]
         text = f": {cap(message, TEXT)}" if message else ""
         said = f"container {cap(name, 64)} waits: {cap(reason, 64)}{text}"
-        cause, remedy = story.meaning(" ".join((message, *ended)), node)
-        facts = (cause, *facts) if cause else facts
+        causes, remedy = story.meaning(" ".join((message, *ended)), node)
         advice = remedy or "kubectl describe pod and kubectl logs --previous say more"
-        return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, facts)
+        return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, (*causes, *facts))
     if world.phase == "Failed" and not any(map(_is_started, _statuses(world))):
         text = story.status_text(world.pod)
-        cause, remedy = story.meaning(f"{world.status.get('reason') or ''} {text}", node)
+        causes, remedy = story.meaning(f"{world.status.get('reason') or ''} {text}", node)
         said = f"no container has started: {cap(text, TEXT) or 'no reason is told'}"
         advice = f"{remedy or 'remove what the message names'}. The pod stays Failed."
-        return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, (cause,) if cause else ())
+        return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, causes)
     if not node:
         return Gate(START, GateVerdict.NOT_REACHED, "not reached")
     if world.phase == "Pending":

@@ -278,12 +278,12 @@ _SAYING: Final = re.compile(r"^\| (`.+`) \| (.+) \| (.+) \|$", re.MULTILINE)
 """A row of the runbook: texts of a kubelet or container runtime, their cause, and what to do."""
 
 
-def meaning(text: str, node: str) -> tuple[str, str]:
-    """Cause and remedy of a kubelet's or runtime's text; both empty if it is not known."""
+def meaning(text: str, node: str) -> tuple[tuple[str, ...], str]:
+    """Causes and remedy of a kubelet's or runtime's text; both empty if it is not known."""
     for texts, cause, remedy in _SAYING.findall(entries()["E-START"][1]):
         if any(each in text for each in texts.strip("`").split("`, `")):
-            return cause, remedy.replace("NODE", cap(node, 128) or "the node")
-    return "", ""
+            return (cause,), remedy.replace("NODE", cap(node, 128) or "the node")
+    return (), ""
 
 
 _ID: Final = re.compile(r"\[(HA-\d{4})\]")
