@@ -5,7 +5,7 @@ from typing import Any
 
 from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod, PodEventView
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import Explanation
+from agent.sandbox.explain.story import Explanation, Gate
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
 
 NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
@@ -54,6 +54,10 @@ def told(pod: Json, *events: PodEventView, **parts: Any) -> Explanation:
     nodes = parts.pop("nodes", (a_node(),))
     snapshot = ClusterSnapshot(pod, NOW, nodes, events=events, **parts)
     return explain_pod(snapshot, NOW)
+
+
+def gate_of(found: Explanation, name: str) -> Gate:
+    return next(gate for gate in found.gates if gate.name == name)
 
 
 def blocked(found: Explanation) -> tuple[str, str]:

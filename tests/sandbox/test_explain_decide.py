@@ -20,7 +20,7 @@ from agent.sandbox.scheduler.registry import Reservation, Usage, read_offer
 from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
-from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_pod, event
+from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_pod, event, gate_of
 
 TYPE = "nvidia.com/use-gputype"
 ONE = {GPU: 1, MEMORY: 1}
@@ -132,7 +132,7 @@ def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
 
     explanation = explain_pod(cluster.snapshot(pod), NOW)
 
-    gate = explanation.gate("placement")
+    gate = gate_of(explanation, "placement")
     assert cluster.placed(pod) == (gate.verdict is not GateVerdict.BLOCKED)
     assert (gate.verdict is GateVerdict.BLOCKED) == bool(gate.reason)
     if gate.verdict is not GateVerdict.BLOCKED:

@@ -16,6 +16,7 @@ from tests.sandbox.explained import (
     a_pod,
     blocked,
     event,
+    gate_of,
     said,
     told,
     words,
@@ -182,7 +183,9 @@ def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
     ] + [event("GpuDegradedForPod", "GPU 0: XID 94 [H-094]", 7, "hami-agent")]
     held = "GPU-a,NVIDIA,1000,0:;"
     metadata = {"annotations": {"hami.io/vgpu-devices-allocated": held}}
-    running = told(a_pod({"phase": "Running"}, "n1", metadata=metadata), *events).gate("running")
+    running = gate_of(
+        told(a_pod({"phase": "Running"}, "n1", metadata=metadata), *events), "running"
+    )
 
     assert ("noted", "") == (running.verdict.value, running.reason)
     assert [
@@ -292,7 +295,7 @@ def test_under_a_refusal_only_events_of_its_node_that_concern_the_pod_are_quoted
     pod = a_pod({**REJECTED, "message": refusal}, "n1", metadata=held)
     nodes = (a_node("n1", *(a_gpu(f"GPU-{name}", index) for index, name in enumerate("abc"))),)
     of_node = event(reason, message, age, "hami-agent", "n1")
-    found = told(pod, nodes=nodes, node_events=(of_node,)).gate("allocation")
+    found = gate_of(told(pod, nodes=nodes, node_events=(of_node,)), "allocation")
 
     assert ("blocked", is_shown) == (
         found.verdict.value,
@@ -323,7 +326,7 @@ def test_shares_are_told_with_the_containers_that_ask_for_slices(containers, sha
     )
 
     nodes = (a_node("n1", a_gpu("GPU-a"), a_gpu("GPU-b", 1)),)
-    facts = told(pod, nodes=nodes).gate("running").facts
+    facts = gate_of(told(pod, nodes=nodes), "running").facts
 
     assert holders == [fact.partition(":")[0] for fact in facts]
 
@@ -362,7 +365,7 @@ def test_a_quota_is_raised_to_what_is_enough_and_its_holders_are_named():
     ],
 )
 def test_a_quota_in_a_form_that_hami_does_not_read_is_named_with_the_form_that_counts(key, form):
-    gate = told(a_pod(), quotas=(a_quota({key: "5"}),)).gate("quota")
+    gate = gate_of(told(a_pod(), quotas=(a_quota({key: "5"}),)), "quota")
 
     assert ("E-QUOTA" if form else "") == gate.reason
     assert form in "".join(gate.facts)
@@ -401,7 +404,7 @@ def test_of_a_request_that_fails_each_time_only_its_cause_is_advised(
     found = told(a_pod(status, "n1", limits={MEMORY: limit}, schedulerName=scheduler))
 
     assert [advice] == [gate.advice for gate in found.gates if gate.advice]
-    assert [reason, reason] == [found.gate(name).reason for name in ("admission", "placement")]
+    assert [reason, reason] == [gate_of(found, name).reason for name in ("admission", "placement")]
     assert (limit in words(found)) is (reason == "E-REQUEST")
 
 

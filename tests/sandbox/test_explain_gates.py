@@ -12,7 +12,7 @@ from agent.sandbox.explain.story import Explanation
 from agent.sandbox.scheduler.verbs import encode_node_lock
 from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu
 from tests.sandbox import explained
-from tests.sandbox.explained import NOW, Json, a_holder, a_node, event
+from tests.sandbox.explained import NOW, Json, a_holder, a_node, event, gate_of
 
 CHOSEN = event("FilteringSucceed", "find fit node(n1), 0 nodes not fit")
 
@@ -106,7 +106,7 @@ spoilt   |                         | running PASSED                | annotation 
 @pytest.mark.parametrize("row", SAID.strip().splitlines())
 def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(row: str):
     pod, world, verdict, words = (part.strip() for part in row.split("|"))
-    found = told(PODS[pod], **WORLDS[world]).gate(verdict.split()[0])
+    found = gate_of(told(PODS[pod], **WORLDS[world]), verdict.split()[0])
 
     assert verdict == f"{found.name} {found.verdict.name} {found.reason}".strip()
     assert words in " ".join((found.said, *found.facts))
@@ -121,7 +121,7 @@ def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(row: str
     ],
 )
 def test_what_is_said_of_a_lock_of_an_ended_pod_fits_its_age(age: float, advice: str):
-    assert advice in told(a_pod(), locked("other", age), **ENDED).gate("binding").advice
+    assert advice in gate_of(told(a_pod(), locked("other", age), **ENDED), "binding").advice
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str
 def test_a_report_for_schedulers_before_2_8_is_read_too():
     node = a_node(marks={REGISTER: encode_register_colon([a_gpu("GPU-a")])})
 
-    assert "it fits" in told(a_pod(), nodes=(node,)).gate("placement").said
+    assert "it fits" in gate_of(told(a_pod(), nodes=(node,)), "placement").said
 
 
 def test_init_containers_that_passed_free_what_only_they_held():
@@ -156,8 +156,10 @@ def test_init_containers_that_passed_free_what_only_they_held():
     passed = a_holder("h", shares, inits=1, has_passed_init=True)
     waiting = a_holder("h", shares, inits=1)
 
-    assert "PASSED" == told(a_pod(), holders=(passed,)).gate("placement").verdict.name
-    assert "CardInsufficientMemory" == told(a_pod(), holders=(waiting,)).gate("placement").reason
+    assert "PASSED" == gate_of(told(a_pod(), holders=(passed,)), "placement").verdict.name
+    assert (
+        "CardInsufficientMemory" == gate_of(told(a_pod(), holders=(waiting,)), "placement").reason
+    )
 
 
 KEY = "node.kubernetes.io/unschedulable"

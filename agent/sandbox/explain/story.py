@@ -122,10 +122,6 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     tried: bool = False
     missing: tuple[str, ...] = ()
 
-    def gate(self, name: str) -> Gate:
-        """The gate of that name. Raises StopIteration."""
-        return next(gate for gate in self.gates if gate.name == name)
-
 
 def request_words(request: ContainerRequest) -> str:
     """What one container asks for."""
