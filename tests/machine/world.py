@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 
-from agent.cluster import ALLOCATED
+from agent.cluster import ALLOCATED, REGISTER
 from agent.model import Condition
 from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch
@@ -29,6 +29,15 @@ class MachineWorld(MachineSite):
     def is_api_away(self) -> bool:
         """Whether nobody can reach the API server."""
         return self.faults.is_down and not self.faults.is_alone
+
+    @contextlib.asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """It is there, and HAMi's scheduler, which starts once the Node has the agent's report."""
+        async with super().living():
+            while REGISTER not in str(self.store.get("nodes", "", NODE)["metadata"]):
+                await self.store.until_news(1.0)
+            self.scheduler.restart()
+            yield
 
     def activities(self) -> Iterator[Coroutine[object, object, None]]:
         yield from super().activities()
