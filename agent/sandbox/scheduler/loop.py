@@ -154,8 +154,6 @@ class SchedulerModel:
 
 
 def _explain(filtered: Filtered) -> str:
-    if not filtered.failed:
-        return "no nodes available to schedule pods"
     total, reasons = len(filtered.failed), list(filtered.failed.values())
     told = sorted(f"{reasons.count(reason)} {reason}" for reason in set(reasons))
     return f"0/{total} nodes are available: {', '.join(told)}."
