@@ -4,7 +4,6 @@ Before: who schedules the pod, the webhook, the quota. After: the node lock, the
 what the pod holds.
 """
 
-import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -75,10 +74,11 @@ def admission_gate(world: World) -> Gate:
         said = f"kube-scheduler does not try the pod while it has scheduling gates: {names}"
         advice = "look at the program that set the gate, such as a job queue: it removes it"
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-GATED", advice)
-    if left := tuple(_missing_defaults(world)):
+    admitted = reviewed_again(world)
+    if not isinstance(admitted, str) and _limits(admitted) != _limits(world.pod):
         said = f"scheduler is {cap(found, 64)}; the webhook did not see the pod, so defaults are "
         advice = f"{story.recreated(world.pod)} where HAMi's webhook sees it"
-        return Gate(ADMISSION, GateVerdict.NOTED, f"{said}missing", "E-WEBHOOK", advice, left)
+        return Gate(ADMISSION, GateVerdict.NOTED, f"{said}missing", "E-WEBHOOK", advice)
     said = f"scheduler is {cap(found, 64)}, with the webhook's defaults"
     ignored = ", ".join(key for key in RESOURCES if key in world.noted)
     also = f"; the annotation {ignored} is ignored" if ignored else ""
@@ -131,16 +131,8 @@ def reviewed_again(world: World) -> Json | str:
         return str(denied)
 
 
-def _missing_defaults(world: World) -> Iterator[str]:
-    """The limits that the webhook would have added."""
-    admitted = reviewed_again(world)
-    if isinstance(admitted, str):
-        return
-    for (name, before, _), after in zip(world.containers(), all_containers(admitted), strict=True):
-        has = (before.get("resources") or {}).get("limits") or {}
-        for key, value in ((after.get("resources") or {}).get("limits") or {}).items():
-            if key not in has:
-                yield f"{name}: {key}: {value} is missing"
+def _limits(pod: Json) -> list[object]:
+    return [(one.get("resources") or {}).get("limits") for one in all_containers(pod)]
 
 
 def quota_gate(world: World, *, is_refused: bool) -> Gate:
@@ -181,10 +173,7 @@ def quota_gate(world: World, *, is_refused: bool) -> Gate:
 def binding_gate(world: World, chosen: str) -> Gate:
     """Whether the Node `chosen` can be bound. `chosen` is empty if there is none yet."""
     if world.node:
-        text, since = world.noted.get(annotations.BIND_TIME, ""), ""
-        if re.fullmatch("[0-9]{1,10}", text):
-            since = f", {when(dt.datetime.fromtimestamp(int(text), dt.UTC), world.now)}"
-        return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(world.node, 128)}{since}")
+        return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(world.node, 128)}")
     node, attempt = world.nodes.get(chosen), world.attempt
     is_chosen = attempt is not None and attempt.stage is story.AttemptStage.CHOSEN
     said = attempt.text if attempt and is_chosen else ""

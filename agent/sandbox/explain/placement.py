@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime as dt
-import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -33,7 +32,6 @@ from agent.web.runbook import entries
 # defaults are assumed. Before that, each Node is held to what kube-scheduler itself asks of it.
 
 UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
-_COMPARED: Final = {"Gt": operator.gt, "Lt": operator.lt}
 _OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 UNREGISTERED: Final = "node unregistered"
 UNJUDGED: Final = "not judged"
@@ -78,14 +76,10 @@ def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:
 
 
 def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether the rule holds. One of another operator may: kube-scheduler says if it does not."""
     key, wanted, word = rule.get("key") or "", tuple(rule.get("values") or ()), rule.get("operator")
-    if compare := _COMPARED.get(str(word)):
-        try:
-            (bound,) = wanted
-            return bool(compare(int(labels.get(key, "")), int(bound)))
-        except ValueError:  # kube-scheduler, too, takes no other text as a number
-            return False
-    return word in _OPERATORS and Requirement(key, wanted, word in ("In", "Exists")).holds(labels)
+    known = Requirement(key, wanted, word in ("In", "Exists"))
+    return word not in _OPERATORS or known.holds(labels)
 
 
 class World:
