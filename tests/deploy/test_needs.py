@@ -63,3 +63,22 @@ def test_what_is_missing_is_installed_by_who_said_yes(with_these, code, expected
 )
 def test_what_no_package_brings_is_a_skip_and_in_ci_a_failure(script, environ, code, expected):
     assert (code, expected) == said(f'{script}; skip_where_lacking "it needs"', **environ)
+
+
+def test_a_release_that_lacks_go_is_told_so_before_its_image_is_built(tmp_path):
+    go = tmp_path / "go"
+    go.write_text("#!/bin/sh\necho go version go1.1 linux/amd64\n")
+    go.chmod(0o755)
+    done = subprocess.run(
+        ["deploy/release"],  # noqa: S607 -- our own script
+        cwd=tree.ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        text=True,
+        check=False,
+    )
+
+    assert (1, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith("a release needs ")
+    assert done.stderr.endswith("Go 1.26.0 or later (here is go1.1)\n")
