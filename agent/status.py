@@ -584,11 +584,10 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         if grade := gpu_grade(gpu):
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
-            why, rest = cap(gpu.text or gpu.cause, 1024), ""
-            if gpu.cooled_at and now < gpu.cooled_at:
-                end = f"{gpu.cooled_at:%H:%M %Z}, in {age(now, gpu.cooled_at)}"
-                rest = f"; its cool-down ends at {end}"
-            said.append((f"{cap(gpu.health)}{since}: {why}{act}{rest}", grade))
+            why = f"{cap(gpu.health)}{since}: {cap(gpu.text or gpu.cause, 1024)}{act}"
+            if (end := gpu.cooled_at) and now < end:
+                why += f"; its cool-down ends at {end:%H:%M %Z}, in {age(now, end)}"
+            said.append((why, grade))
 
         own = [text for text in gpu.obstacles if text not in of_node]
         said += [(f"not offered: {cap(text, 1024)}", "watch") for text in own]

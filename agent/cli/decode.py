@@ -12,18 +12,17 @@ import msgspec
 
 from agent.cli.main import Exit, Subparsers, add_output, fail
 from agent.cli.output import answer
-from agent.errors import MalformedText, SettingsError
+from agent.errors import MalformedText
 from agent.hami.annotations import decode_either, decode_node_lock, decode_pod_devices, vendor_words
 from agent.sandbox.scheduler.registry import decode_handshake
-from agent.settings.files import decode_nodeconfig
 
 MAX_CHARS: Final = 4 * 1024 * 1024
 """Characters that are read: far more than the 256 KiB of all annotations of an object."""
 
 FORMS: Final = (
     "a register annotation (a JSON array, or records of 7 or 9 fields that end in `:`), "
-    "a pod's devices (UUID,type,MiB,percent: and ;), a node lock (time,namespace,pod), "
-    "a handshake (Reported, Requesting or Deleted and a time) or a nodeconfig"
+    "a pod's devices (UUID,type,MiB,percent: and ;), a node lock (time,namespace,pod) "
+    "or a handshake (Reported, Requesting or Deleted and a time)"
 )
 """What can be decoded, for help and refusals."""
 
@@ -63,7 +62,7 @@ def main(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
     try:
         answer(args.output, kind, KINDS[kind][1](text), ())
-    except (MalformedText, SettingsError) as error:
+    except MalformedText as error:
         raise MalformedText(f"not a valid {kind} value: {error}") from error
 
     return Exit.OK
@@ -124,7 +123,6 @@ def _lock(text: str) -> object:
 
 
 KINDS: Final[Mapping[str, tuple[Callable[[str], object], Callable[[str], object]]]] = {
-    "nodeconfig": (re.compile(r'(?is)\{.*"nodeconfig"').match, decode_nodeconfig),
     "handshake": (
         re.compile("Reported|Requesting|Deleted").match,
         lambda text: dict(zip(("word", "time"), decode_handshake(text), strict=True)),
@@ -135,5 +133,5 @@ KINDS: Final[Mapping[str, tuple[Callable[[str], object], Callable[[str], object]
 }
 """By kind, whether a text has the form of its values, and what decodes one.
 
-The first form that a text has is its kind. Decoders raise MalformedText, SettingsError.
+The first form that a text has is its kind. Decoders raise MalformedText.
 """

@@ -635,9 +635,7 @@ async def _kubelet(seen: NodeSeen) -> AsyncIterator[Finding]:
         pass  # the kubelet writes it with its first list
     except (OSError, MalformedText) as error:
         said = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        todo = (
-            "restart the agent: then the kubelet writes it anew; if not, see its rights and dmesg"
-        )
+        todo = "restart the agent: the kubelet writes it anew; if not, see its rights and dmesg"
         yield Finding("P-WITNESS", "wrong", str(checkpoint), said, todo)
 
 

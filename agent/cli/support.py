@@ -21,7 +21,6 @@ from agent.kit.timing import SystemClock
 from agent.kit.units import by_number
 from agent.kube.client import KubeSession
 from agent.kube.reader import ClusterReader
-from agent.sandbox.explain.gates import asks_for_gpus
 from agent.web.runbook import entries, runbook_text
 
 
@@ -61,9 +60,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
-    if args.verb == "completion":
-        return _complete(args, environ)
-    return {"bundle": _bundle, "runbook": _runbook}[args.verb](args)
+    verbs = {"completion": _complete, "bundle": _bundle, "runbook": _runbook}
+    return verbs[args.verb](args, environ)
 
 
 # The runbook.
@@ -72,7 +70,7 @@ HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 """The line below answers that have ids."""
 
 
-def _runbook(args: argparse.Namespace) -> int:
+def _runbook(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     """Print the entry, or the ids; return the exit code."""
     if args.id is None:
         known = entries()
@@ -102,7 +100,7 @@ PARTS: Final[Mapping[str, str]] = {
 """The files of the archive, each with the path that it is read from."""
 
 
-def _bundle(args: argparse.Namespace) -> int:
+def _bundle(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
     """Write the archive and print its name; return the exit code."""
     now = SystemClock().now()
     path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
@@ -178,7 +176,7 @@ def _complete(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return Exit.OK
 
 
-def may_follow(words: Sequence[str], environ: Mapping[str, str] = {}) -> Iterable[str]:
+def may_follow(words: Sequence[str], environ: Mapping[str, str]) -> Iterable[str]:
     """What may stand for the last of the words that are typed; nothing: any value, or a file."""
     *before, typed = words
     if not before:
@@ -223,9 +221,9 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> Iterable[str
     for name in (str(action.metavar), *action.option_strings):
         if read := NAMED.get(name):
             found = {str(value) for one in _seen() for value in read(one)}
-            with contextlib.suppress(Unreachable, TimeoutError):
-                connection = connection_of(None, "", environ) if name == "POD" else None
-                found |= ask(connection, "completion", _pending) if connection else set()
+            if name == "POD":
+                with contextlib.suppress(Unreachable, TimeoutError):
+                    found |= ask(connection_of(None, "", environ), "completion", _pending)
 
             # Bash would expand others, and so run what a name says.
             harmless = filter(re.compile(r"[\w./-]+").fullmatch, found)
@@ -235,12 +233,16 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> Iterable[str
 
 
 async def _pending(session: KubeSession) -> set[str]:
-    """The pending pods that ask for GPUs. Raises ApiError; TimeoutError: not told within 3 s."""
+    """The pending pods that ask for devices. Raises ApiError; TimeoutError: not told within 3 s."""
     async with asyncio.timeout(3):
         pods = await ClusterReader(session).read_list("pods", dict, fields="status.phase=Pending")
 
-    named = (pod["metadata"] for pod in pods if asks_for_gpus(pod))
-    return {f"{one['namespace']}/{one['name']}" for one in named}
+    found = set[str]()
+    for metadata, spec in ((pod["metadata"], pod["spec"]) for pod in pods):
+        limits = [one.get("resources", {}).get("limits", {}) for one in spec["containers"]]
+        if "/" in str(limits):  # a device's resource has a domain, unlike cpu and memory
+            found.add(f"{metadata['namespace']}/{metadata['name']}")
+    return found
 
 
 def _seen() -> list[Any]:

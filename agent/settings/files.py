@@ -15,7 +15,7 @@ import difflib
 import enum
 import fnmatch
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -199,22 +199,11 @@ def read_keys(
                 elif path not in known:
                     name = cap(above + key, 64)
                     # A file may have any number of keys, and looking for the nearest takes a while.
-                    hint = _hint(name, known) if len(unknown) < TOLD else ""
+                    ours = {*known, *(one.partition(".")[0] for one in known)}
+                    near = difflib.get_close_matches(name, ours, 1) if len(unknown) < TOLD else ()
+                    hint = "".join(f" (did you mean `{one.replace('.', ': ')}`?)" for one in near)
                     said = f"{name} cannot be set here{hint}; see SETTINGS.md"
                     unknown.append(f"{here.where}: {said}")
-
-
-def _hint(path: str, known: Collection[str]) -> str:
-    """Where the key belongs, or the nearest that is known; nothing is like some keys."""
-    if path in known:
-        return " with dots: make each part a key below the one before"
-    if any(f"{key}.".startswith(f"{path}.") for key in BY_KEY):
-        return ", only for all nodes in the agent's own file"
-
-    near = [one for one in known if one.endswith(f".{path.rpartition('.')[2]}")]
-    sections = {one.partition(".")[0] for one in known}
-    near += difflib.get_close_matches(path, {*known, *sections}, 1, 0.75)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _listed(document: Place, key: str) -> Iterator[Place]:

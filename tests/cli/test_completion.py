@@ -113,7 +113,7 @@ def test_the_shell_offers_of_these_what_begins_as_typed(shell, typed, expected, 
 
 
 def test_an_option_that_is_accepted_and_not_shown_is_not_offered():
-    found = support.may_follow(["uninstall", "--"])
+    found = support.may_follow(["uninstall", "--"], {})
 
     assert {"--force", "--all-nodes"} <= set(found)
     assert "--split-count" not in found
@@ -141,7 +141,7 @@ def test_gpus_pods_and_nodes_are_offered_as_status_has_them(words, expected, mon
     ended = subprocess.CompletedProcess((), 5, told)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
 
-    assert expected == list(support.may_follow(words))
+    assert expected == list(support.may_follow(words, {}))
 
 
 async def test_explain_offers_the_pending_pods_that_ask_for_gpus(rig, monkeypatch):
@@ -165,4 +165,4 @@ def test_where_nothing_answers_nothing_is_offered(failure, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
 
-    assert [] == list(support.may_follow(["cordon", ""]))
+    assert [] == list(support.may_follow(["cordon", ""], {}))

@@ -142,7 +142,7 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
     assert reasons == reasons_of(data)
     by_index = {gpu["index"]: gpu["reason"] for gpu in data["nodes"][0]["gpus"]}
     assert {0: "CardCordoned", 1: "CardNotHealth"}.items() <= by_index.items()
-    assert f"uncordon the GPU {sound} of {NODE}" == data["changes"][0]["said"]
+    assert f"uncordon GPU 0 ({sound}) of {NODE}" == data["changes"][0]["said"]
     *held, data = await explained(cluster, "resident")
     assert [0, None] == held
     assert "CardNotHealth" == {one["name"]: one["reason"] for one in data["gates"]}["running"]
