@@ -189,6 +189,7 @@ async def test_annotations_that_a_tenant_wrote_give_no_right(scheduler, beside, 
         if beside:
             await story.world.stop_kubelet(5.0)
             await story.bound("owner", SMALL)
+            await asyncio.sleep(1.0)  # the kubelet admits the older one first, by the second
         story.world.create_stray("forger", Shape(boxes, forged=forged), scheduler)
 
         await story.failed("forger", "HA-2005")

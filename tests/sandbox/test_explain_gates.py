@@ -86,7 +86,7 @@ unbound  | old lock of nobody      | binding BLOCKED E-LOCK        | for 10 min,
 unbound  | odd lock                | binding BLOCKED E-LOCK        | cannot be read
 unbound  |                         | binding PASSED                | no lock on n1
 unbound  | lock that went          | binding PASSED                | no lock on n1
-asked    |                         | binding PASSED                | bound to n1
+asked    |                         | binding PASSED                | bound to n1, 60 s ago
 asked    |                         | allocation WAITING E-ALLOCATE | not asked
 refused  |                         | allocation BLOCKED E-ALLOCATE | refused it
 answered |                         | allocation PASSED             | has the agent's answer
@@ -209,8 +209,9 @@ def affinity(*terms: tuple[str, ...]) -> Json:
     return {"affinity": {"nodeAffinity": required}}
 
 
-HOLD = "zone In a b; none NotIn a; zone Exists; none DoesNotExist; gpus Gt 9"
-FAIL = "zone In b; none In a; zone NotIn a; none Exists; zone DoesNotExist"
+HOLD = "zone In a b; none NotIn a; zone Exists; none DoesNotExist; gpus Gt 7; gpus Lt 9"
+FAIL = "zone In b; none In a; zone NotIn a; none Exists; zone DoesNotExist; gpus Gt 8; gpus Lt 8"
+NEVER = "zone Gt 7; none Lt 7; gpus Gt 1 2; zone Like a"
 
 
 def test_the_selector_and_one_term_of_the_affinity_with_all_of_its_rules_must_hold():
@@ -219,7 +220,7 @@ def test_the_selector_and_one_term_of_the_affinity_with_all_of_its_rules_must_ho
     for rule in HOLD.split(";"):
         assert is_offered(affinity((rule,))), rule
         assert not is_offered(affinity((rule, "zone In b"))), rule
-    for rule in FAIL.split(";"):
+    for rule in f"{FAIL}; {NEVER}".split(";"):
         assert not is_offered(affinity((rule,))), rule
         assert is_offered(affinity((rule,), ("zone In a",))), rule
     assert not is_offered(affinity(()))

@@ -268,11 +268,19 @@ def explain_pod(
         # What was wrong from the start comes first: the same pod would fail again.
         gates[at : at + 1] = [msgspec.structs.replace(one, advice="") for one in gates[at : at + 1]]
     later = [Gate(one.name, GateVerdict.NOT_REACHED, "not reached") for one in gates[at + 1 :]]
+
+    # State, age and request of the pod.
+    born = decode_moment(world.metadata.get("creationTimestamp"))
+    name = f"{cap(world.namespace, 64)}/{cap(world.metadata.get('name', ''), 256)}"
+    said = f"Pod {name} is {cap(world.phase, 32)}"
+    said += " and being deleted" if world.metadata.get("deletionTimestamp") else ""
+    said += f", created {span((world.now - born).total_seconds())} ago" if born else ""
+    asked = [f"{name}: {story.request_words(one)}" for name, _, one in world.containers() if one]
     return Explanation(
         namespace=world.namespace,
         pod=str(world.metadata.get("name", "")),
         phase=world.phase,
-        headline=_headline(world),
+        headline=f"{said}. It asks for {'; '.join(asked)}." if asked else f"{said}.",
         blocked=at < len(gates),
         gates=(*gates[: at + 1], *later),
         nodes=placement.nodes if placement else (),
@@ -281,14 +289,3 @@ def explain_pod(
         tried=changes is not None,
         missing=tuple(f"{part}: {cap(why, 512)}" for part, why in world.snapshot.unread.items()),
     )
-
-
-def _headline(world: World) -> str:
-    """State, age and request of the pod."""
-    born = decode_moment(world.metadata.get("creationTimestamp"))
-    name = f"{cap(world.namespace, 64)}/{cap(world.metadata.get('name', ''), 256)}"
-    said = f"Pod {name} is {cap(world.phase, 32)}"
-    said += " and being deleted" if world.metadata.get("deletionTimestamp") else ""
-    said += f", created {span((world.now - born).total_seconds())} ago" if born else ""
-    asked = [f"{name}: {story.request_words(one)}" for name, _, one in world.containers() if one]
-    return f"{said}. It asks for {'; '.join(asked)}." if asked else f"{said}."

@@ -4,6 +4,7 @@ Before: who schedules the pod, the webhook, the quota. After: the node lock, the
 what the pod holds.
 """
 
+import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -173,7 +174,10 @@ def quota_gate(world: World, *, is_refused: bool) -> Gate:
 def binding_gate(world: World, chosen: str) -> Gate:
     """Whether the Node `chosen` can be bound. `chosen` is empty if there is none yet."""
     if world.node:
-        return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(world.node, 128)}")
+        text, since = world.noted.get(annotations.BIND_TIME, ""), ""
+        if re.fullmatch("[0-9]{1,10}", text):
+            since = f", {when(dt.datetime.fromtimestamp(int(text), dt.UTC), world.now)}"
+        return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(world.node, 128)}{since}")
     node, attempt = world.nodes.get(chosen), world.attempt
     is_chosen = attempt is not None and attempt.stage is story.AttemptStage.CHOSEN
     said = attempt.text if attempt and is_chosen else ""

@@ -76,10 +76,14 @@ def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:
 
 
 def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether the rule holds. One of another operator may: kube-scheduler says if it does not."""
     key, wanted, word = rule.get("key") or "", tuple(rule.get("values") or ()), rule.get("operator")
-    known = Requirement(key, wanted, word in ("In", "Exists"))
-    return word not in _OPERATORS or known.holds(labels)
+    if word in {"Gt", "Lt"}:
+        try:
+            label, bound = map(int, (labels.get(key, ""), *wanted))
+        except ValueError:  # kube-scheduler, too, takes no other text as a number
+            return False
+        return label > bound if word == "Gt" else label < bound
+    return word in _OPERATORS and Requirement(key, wanted, word in ("In", "Exists")).holds(labels)
 
 
 class World:
@@ -256,8 +260,14 @@ def place(world: World) -> PodPlacement:
         reasons.update(told_of or codes_of(found.reason))
     by_reason = Counter(code for found in refused.values() for code in codes_of(found.reason))
     fitting = [name for name in names if name not in refused]
-    nearest = sorted(refused, key=lambda name: _distance(refused[name]))
-    told = [*fitting, *nearest][:NODES_TOLD]
+
+    def distance(name: str) -> tuple[int, int]:
+        """How far a Node is from a fit: first few kinds of reasons, then much free memory."""
+        fit = refused[name]
+        free = max((gpu.free_mib for gpu in fit.gpus), default=0)
+        return len(codes_of(fit.reason)) + 100 * (not fit.gpus), -free
+
+    told = [*fitting, *sorted(refused, key=distance)][:NODES_TOLD]
     verdicts = tuple(_verdict(world, name, fits[name]) for name in told)
     return PodPlacement(fits, _main_reason(reasons), dict(sorted(by_reason.items())), verdicts)
 
@@ -387,12 +397,6 @@ def _advice(reason: str, placement: PodPlacement | None) -> str:
 
 
 # Nodes and GPUs with the figures.
-
-
-def _distance(fit: NodeFit) -> tuple[int, int]:
-    """How far a Node is from a fit: first few kinds of reasons, then much free memory."""
-    free = max((gpu.free_mib for gpu in fit.gpus), default=0)
-    return len(codes_of(fit.reason)) + 100 * (not fit.gpus), -free
 
 
 def _verdict(world: World, name: str, fit: NodeFit) -> story.NodeVerdict:

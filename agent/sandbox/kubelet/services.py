@@ -8,7 +8,6 @@ disconnects the current client.
 import asyncio
 import random
 import socket
-import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,7 +61,7 @@ class SocketServer(Server):
 
     def __init__(self, services: "Collection[IServable]") -> None:
         super().__init__(services)
-        self.connections: Final = weakref.WeakSet[H2Protocol]()
+        self.connections: Final = set[H2Protocol]()
 
     @override
     def _protocol_factory(self) -> H2Protocol:

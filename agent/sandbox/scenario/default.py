@@ -75,11 +75,8 @@ async def register(stage: Stage) -> None:
     await stage.until("allocatable", lambda: cluster.allocatable() == slices == stage.published)
     stage.settle("allocatable", f"{stage.published} on the Node")
     await stage.until("annotation", lambda: bool(registered_gpus(cluster)))
-    stage.settle("annotation", *_annotation(stage))
 
-
-def _annotation(stage: Stage) -> tuple[str, list[str]]:
-    found = {gpu.uuid: gpu for gpu in registered_gpus(stage.cluster)}
+    found = {gpu.uuid: gpu for gpu in registered_gpus(cluster)}
     problems = [f"GPU {uuid} is not in it" for uuid in stage.gpus.keys() - found.keys()]
     for uuid, entry in found.items():
         gpu = stage.gpus.get(uuid)
@@ -87,7 +84,8 @@ def _annotation(stage: Stage) -> tuple[str, list[str]]:
         if (entry.split_count, entry.registered_mib, entry.healthy) != expected:
             problems.append(f"GPU {entry.index} is registered as {entry}")
     sizes = ", ".join(map(str, sorted({entry.registered_mib for entry in found.values()})))
-    return f"{counted(stage.split_count, 'slice')} and {sizes} MiB each", problems
+    told = f"{counted(stage.split_count, 'slice')} and {sizes} MiB each"
+    stage.settle("annotation", told, problems)
 
 
 async def place(stage: Stage) -> None:
@@ -365,26 +363,24 @@ async def kill_in_burst(stage: Stage) -> None:
     await stage.until("burst.pods", is_decided, BURST_PATIENCE)
     stage.record.measured["burst_to_decided"] = round(stage.now - begun, 6)
     served = [name for name in names if pod_facts(cluster, name).is_running]
-    _judge_rejected(stage, [name for name in names if name not in served], gap)
+
+    # Pods may be rejected only between the SIGKILL and the next list.
+    back = stage.seen(gap, "listed")[0].elapsed
+    when = {event.pod: event.elapsed for event in stage.seen(gap, "rejected")}
+    rejected = [pod_facts(cluster, name) for name in names if name not in served]
+    late = [
+        f"{pod.name} was rejected outside the gap: {pod.reason}"
+        for pod in rejected
+        if not gap <= when.get(pod.uid, 0.0) <= back
+    ]
+    told = f"{len(served)} run, {len(rejected)} rejected in the gap"
+    stage.settle("burst.pods", told, late)
+
     check_edits(stage, "burst.edits", served)
     stage.placed += served
     stage.settle("burst.durable", *_durable(stage))
     await stage.until("burst.lock", lambda: not is_locked(cluster))
     stage.settle("burst.lock", "free")
-
-
-def _judge_rejected(stage: Stage, names: list[str], gap: float) -> None:
-    """Check that pods were rejected only between the SIGKILL and the next list."""
-    back = stage.seen(gap, "listed")[0].elapsed
-    when = {event.pod: event.elapsed for event in stage.seen(gap, "rejected")}
-    pods = [pod_facts(stage.cluster, name) for name in names]
-    late = [
-        f"{pod.name} was rejected outside the gap: {pod.reason}"
-        for pod in pods
-        if not gap <= when.get(pod.uid, 0.0) <= back
-    ]
-    served = BURST - len(names)
-    stage.settle("burst.pods", f"{served} run, {len(names)} rejected in the gap", late)
 
 
 def _durable(stage: Stage) -> tuple[str, list[str]]:

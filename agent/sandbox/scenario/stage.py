@@ -335,18 +335,14 @@ class Stage:
         agent = self.cluster.agent
         await self.cluster.until(lambda: holds() or agent.code is not None, within)
         if not holds():
-            code = agent.code
+            code, cluster = agent.code, self.cluster
             why = f"not in {within:g} s" if code is None else f"the agent exited with {code}"
-            self.record.settle(claim, "", [f"{why}: {self._state()}"])
+            told = [f"{why}: {cluster.allocatable()} at the kubelet, {self.published} on the Node"]
+            pods = map(PodFacts, cluster.store.select("pods"))
+            told += [f"pod {pod.name} is {pod.phase} {pod.reason}".rstrip() for pod in pods]
+            told.append(f"the Node's annotations are {dict(cluster.node_annotations())}")
+            self.record.settle(claim, "", told)
             raise Unmet(claim)
-
-    def _state(self) -> str:
-        cluster = self.cluster
-        pods = [PodFacts(pod) for pod in cluster.store.select("pods")]
-        told = [f"pod {pod.name} is {pod.phase} {pod.reason}".rstrip() for pod in pods]
-        told.append(f"the Node's annotations are {dict(cluster.node_annotations())}")
-        slices = f"{cluster.allocatable()} at the kubelet, {self.published} on the Node"
-        return "; ".join((slices, *told))
 
     def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
         """Set the result of a claim; see ScenarioRecord.settle."""

@@ -204,24 +204,19 @@ def filter_pod(
         else:
             fits.append((node.score(), name, answer.groups))
     if not fits:
-        return Filtered(failed=failed, notices=_failure_notices(failed))
+        # HAMi tells each reason with its nodes, then how many nodes there are.
+        nodes: defaultdict[str, list[str]] = defaultdict(list)
+        for name, text in sorted(failed.items()):
+            for token in text.split(", "):
+                if found := _TOKEN.fullmatch(token):
+                    nodes[found[1]].append(name)
+        texts = sorted(f"{len(them)} nodes {why}({','.join(them)})" for why, them in nodes.items())
+        texts.append(f"no available node, {len(failed)} nodes do not meet")
+        notices = tuple(Notice(WARNING, "FilteringFailed", text) for text in texts)
+        return Filtered(failed=failed, notices=notices)
     rng.shuffle(fits)
     fits.sort(key=lambda fit: fit[0], reverse=wishes.steering.node_policy == "spread")
     _, best, groups = fits[-1]
     scores = ",".join(f"{name}:{score:.2f}" for score, name, _ in fits)
     text = f"find fit node({best}), {len(failed)} nodes not fit, {len(fits)} nodes fit({scores})"
     return Filtered((best,), groups, failed, notices=(Notice(NORMAL, "FilteringSucceed", text),))
-
-
-def _failure_notices(failed: Mapping[str, str]) -> tuple[Notice, ...]:
-    """HAMi tells each reason with its nodes, then how many nodes there are."""
-    nodes: defaultdict[str, list[str]] = defaultdict(list)
-    for name, text in sorted(failed.items()):
-        for token in text.split(", "):
-            if found := _TOKEN.fullmatch(token):
-                nodes[found[1]].append(name)
-    texts = sorted(
-        f"{len(names)} nodes {reason}({','.join(names)})" for reason, names in nodes.items()
-    )
-    texts.append(f"no available node, {len(failed)} nodes do not meet")
-    return tuple(Notice(WARNING, "FilteringFailed", text) for text in texts)

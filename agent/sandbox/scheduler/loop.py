@@ -69,7 +69,10 @@ class SchedulerModel:
                 makes_room = await self._hami.see_node(kind, obj)
             elif resource == "pods":
                 makes_room, uid = self._hami.see_pod(kind, obj), obj["metadata"]["uid"]
-                if kind == "DELETED" or not self._has_to_place(obj):
+                is_over = obj["status"].get("phase") in TERMINAL or kind == "DELETED"
+                is_over |= "deletionTimestamp" in obj["metadata"]
+                is_ours = obj["spec"].get("schedulerName") == self.settings.scheduler_name
+                if is_over or not is_ours or obj["spec"].get("nodeName"):
                     self._pending.pop(uid, None)
                 else:
                     if uid not in self._pending:
@@ -78,24 +81,15 @@ class SchedulerModel:
             else:
                 self._hami.quotas.see(kind, obj)
                 makes_room = True
-            if makes_room:
-                self._stir()
+            if makes_room:  # pods that fit nowhere are tried again
+                self._refused.clear()
+                self._changed.set()
+                self._changed = asyncio.Event()
 
     async def _read_in_intervals(self) -> None:
         while True:
             await asyncio.sleep(verbs.REGISTER_INTERVAL)
             await self._hami.read_nodes()
-
-    def _has_to_place(self, pod: Json) -> bool:
-        is_ours = pod["spec"].get("schedulerName") == self.settings.scheduler_name
-        is_over = pod["status"].get("phase") in TERMINAL or "deletionTimestamp" in pod["metadata"]
-        return is_ours and not is_over and not pod["spec"].get("nodeName")
-
-    def _stir(self) -> None:
-        """Let pods that fit nowhere be tried again."""
-        self._refused.clear()
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     async def _place(self, uid: str) -> None:
         """Try a pod until it has a node or is gone.

@@ -184,10 +184,14 @@ class Usage:
                 namespace = metadata.get("namespace", "")
                 found = Reservation(node, groups, model.init_count(pod), namespace=namespace)
                 self._reservations[uid] = found
-        elif not known.is_past_init and _has_passed_init(pod):
-            # A late watch event can still have the node of an earlier placement.
-            self._reservations[uid] = replace(known, is_past_init=True)
-            return True
+        elif not known.is_past_init:
+            # Its init phase is over once every init container that has a status ended with 0.
+            told = pod["status"].get("initContainerStatuses") or ()
+            ended = [((one.get("state") or {}).get("terminated") or {}) for one in told]
+            if ended and all(end.get("exitCode") == 0 for end in ended):
+                # A late watch event can still have the node of an earlier placement.
+                self._reservations[uid] = replace(known, is_past_init=True)
+                return True
         return False
 
     def reserve(self, uid: str, reservation: Reservation) -> None:
@@ -211,13 +215,6 @@ class Usage:
                 for uuid, load in reservation.loads().items():
                     total[uuid] += load
         return total
-
-
-def _has_passed_init(pod: Json) -> bool:
-    """True once every init container that has a status ended with exit code 0."""
-    statuses = pod["status"].get("initContainerStatuses") or ()
-    ended = [((status.get("state") or {}).get("terminated") or {}) for status in statuses]
-    return bool(ended) and all(end.get("exitCode") == 0 for end in ended)
 
 
 class Quotas:
