@@ -343,7 +343,7 @@ async def keep_condition(
 # - If another writer keeps changing the annotation, it corrects that seldom and posts an Event.
 # - It stamps every 30 s only for schedulers up to and including 2.7.1: they drop a node after 60 s.
 
-DELAYS = (1.0, 2.0, 5.0, 10.0)
+DELAYS = (1.0, 2.0, 5.0, 10.0, 15.0)
 JITTER = 0.5
 SPREAD = 1.0
 """Seconds over which nodes spread their writes, unless a health has changed."""
