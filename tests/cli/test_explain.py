@@ -60,6 +60,11 @@ def full_quota(rig: ExplainRig) -> None:
     rig.store.create("resourcequotas", {"metadata": metadata, "spec": {"hard": hard}})
 
 
+def full_quota_beside_a_bad_gpu(rig: ExplainRig) -> None:
+    full_quota(rig)
+    rig.node("n2", a_gpu("GPU-b", healthy=False))
+
+
 def kept_out(rig: ExplainRig, node: Mapping[str, object], spec: Mapping[str, object]) -> None:
     """kube-scheduler keeps the pod from the Node."""
     rig.node("n1", a_gpu("GPU-a"), spec=node)
@@ -130,6 +135,7 @@ CASES: dict[str, Arrange] = {
     "no report": unregistered,
     "no slices": lambda rig: unregistered(rig, a_gpu("GPU-a"), slices=0),
     "a full quota": full_quota,
+    "a full quota beside a bad GPU": full_quota_beside_a_bad_gpu,
     "the webhook did not see it": lambda rig: one_gpu(rig, {GPU: 1, MEMORY: 1000}, admitted=False),
     "a label keeps the webhook out": lambda rig: labelled(rig, "ignore"),
     "the webhook would refuse it": lambda rig: one_gpu(
@@ -200,7 +206,7 @@ RIGHTS = {
 TRIED = frozenset(
     {
         *("a wrong type", "missing memory", "exhausted cores", "a full GPU beside a cordoned one"),
-        *("a bad GPU", "a full quota", "control characters"),
+        *("a bad GPU", "a full quota", "a full quota beside a bad GPU", "control characters"),
     }
 )
 """In these the scheduler's model has refused the pod before."""

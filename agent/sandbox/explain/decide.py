@@ -230,7 +230,6 @@ def explain_pod(
 ) -> Explanation:
     """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
     world = World(snapshot, now, settings or model.SchedulerSettings())
-    after = [at_gate.start_gate(world), at_gate.running_gate(world)]
     placement: PodPlacement | None = None
     changes: tuple[PlacingChange, ...] | None = None
     asks, admission = at_gate.asks_for_gpus(world.pod), at_gate.admission_gate(world)
@@ -238,7 +237,7 @@ def explain_pod(
     has_hami = any(annotations.REGISTER in node.annotations for node in snapshot.nodes)
     # kube-scheduler alone places it.
     is_foreign = not asks or not (is_ours or has_hami or not snapshot.has("nodes"))
-    is_refused = False
+    quota_verdict = GateVerdict.PASSED
     is_over = admission.verdict is GateVerdict.BLOCKED and admission.reason != "E-DELETED"
     if is_over and (is_foreign or world.node):  # what was wrong at first blocks it no more
         admission = msgspec.structs.replace(admission, verdict=GateVerdict.NOTED)
@@ -252,17 +251,19 @@ def explain_pod(
         placement = at_node.place(world) if is_read else None
         searched = at_node.placement_gate(world, placement)
         if placement is not None and not placement.fitting:
-            is_refused = placement.reason == "ResourceQuotaNotFit"
+            if "ResourceQuotaNotFit" in placement.reasons:
+                is_main = placement.reason == "ResourceQuotaNotFit"
+                quota_verdict = GateVerdict.BLOCKED if is_main else GateVerdict.NOTED
             # No change of the pod or of a Node helps where the scheduler itself does not work.
             if placement.is_judged and searched.reason not in {"E-ERROR", "E-UNTRIED"}:
                 changes = _Tries(world, placement.fits).smallest()
     fitting = placement.fitting if placement else ()
     chosen = world.noted.get(annotations.VGPU_NODE) or next(iter(fitting), "")
     binding = at_gate.binding_gate(world, chosen)
-    quota = at_gate.quota_gate(world, is_refused=is_refused)
+    quota = at_gate.quota_gate(world, quota_verdict)
     of_gpus = (binding, at_gate.allocation_gate(world))
     gates = [admission, quota, searched, *of_gpus] if asks else [admission, searched]
-    gates += after
+    gates += [at_gate.start_gate(world), at_gate.running_gate(world)]
     at = next((i for i, one in enumerate(gates) if one.verdict is GateVerdict.BLOCKED), len(gates))
     if any(gate.verdict is GateVerdict.NOTED and gate.advice for gate in gates[:at]):
         # What was wrong from the start comes first: the same pod would fail again.

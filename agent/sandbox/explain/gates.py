@@ -136,8 +136,8 @@ def _limits(pod: Json) -> list[object]:
     return [(one.get("resources") or {}).get("limits") for one in all_containers(pod)]
 
 
-def quota_gate(world: World, *, is_refused: bool) -> Gate:
-    """Whether HAMi's quota has room. `is_refused`: a quota alone keeps the pod from fitting."""
+def quota_gate(world: World, verdict: GateVerdict) -> Gate:
+    """Whether HAMi's quota has room. `verdict`: passed, blocked by it, or noted beside others."""
     snapshot, namespace = world.snapshot, cap(world.namespace, 64)
     if not snapshot.has("resourcequotas"):
         return Gate(QUOTA, GateVerdict.UNKNOWN, "the ResourceQuotas could not be read")
@@ -158,13 +158,12 @@ def quota_gate(world: World, *, is_refused: bool) -> Gate:
     if counted and not snapshot.is_own_read:
         said = "what pods hold of the ResourceQuota could not be read"
         return Gate(QUOTA, GateVerdict.UNKNOWN, said, facts=tuple(unread))
-    if is_refused:
+    if verdict is not GateVerdict.PASSED:
         said = f"the ResourceQuota of {namespace} has no room for the pod"
         most = sorted((-held_by(one).memory_mib, one.name) for one in world.neighbours)
         told = [f"{cap(name, 128)} {mib(-total)}" for total, name in most[:HOLDERS_TOLD]]
         counted += [f"most is held by {', '.join(told)}"] if told else []
-        facts = (*counted, *unread)
-        return Gate(QUOTA, GateVerdict.BLOCKED, said, "ResourceQuotaNotFit", facts=facts)
+        return Gate(QUOTA, verdict, said, "ResourceQuotaNotFit", facts=(*counted, *unread))
     said = f"no ResourceQuota limits GPU memory or cores in {namespace}"
     said = f"the ResourceQuota of {namespace} has room" if counted else said
     verdict = GateVerdict.NOTED if unread else GateVerdict.PASSED
