@@ -357,7 +357,7 @@ def _ask_agent(path: Path) -> StatusDocument | Finding:
         said = f"no agent answers: {getattr(reason, 'strerror', None) or reason or error}"
         if isinstance(reason, PermissionError):
             return Finding("P-AGENT", "unknown", str(path), said, "run this as root")
-        return Finding("P-AGENT", "wrong", str(path), said, "start it; is --run-dir the agent's?")
+        return Finding("P-AGENT", "wrong", str(path), said, "restart it; is --run-dir the agent's?")
 
 
 async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Finding, ...]:
