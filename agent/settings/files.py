@@ -193,7 +193,8 @@ def read_keys(
                     given = value.value()
                     # As in HAMi, an empty value (0, "", false) in config.json overrides nothing.
                     if given is not None and not (place.is_json and given in (0, "", [])):
-                        yield read_setting(field, given, value.where, value.shown())
+                        shown = "" if isinstance(given, list) else value.shown()
+                        yield read_setting(field, given, value.where, shown)
                 elif any(name.startswith(f"{path}.") for name in known):
                     yield from read_keys(value, known, errors, unknown, f"{path}.")
                 elif path not in known:

@@ -259,9 +259,8 @@ def explain_pod(
                 changes = _Tries(world, placement.fits).smallest()
     fitting = placement.fitting if placement else ()
     chosen = world.noted.get(annotations.VGPU_NODE) or next(iter(fitting), "")
-    binding = at_gate.binding_gate(world, chosen)
     quota = at_gate.quota_gate(world, quota_verdict)
-    of_gpus = (binding, at_gate.allocation_gate(world))
+    of_gpus = (at_gate.binding_gate(world, chosen), at_gate.allocation_gate(world))
     gates = [admission, quota, searched, *of_gpus] if asks else [admission, searched]
     gates += [at_gate.start_gate(world), at_gate.running_gate(world)]
     at = next((i for i, one in enumerate(gates) if one.verdict is GateVerdict.BLOCKED), len(gates))
