@@ -195,6 +195,21 @@ def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
     ] == [*running.facts[1:]]
 
 
+def test_a_fault_that_is_over_is_not_told_of_a_pod_whose_node_offers_nothing():
+    of_node = (
+        event("GpuRecovered", "GPU 0 (GPU-a): healthy again", 60, AGENT, "n1"),
+        event("NothingOffered", "no slice is on offer [HA-5001]", 5, AGENT, "n1"),
+    )
+    over = event("GpuDegradedForPod", "GPU 0 (GPU-a): XID 79", 500, AGENT)
+    metadata = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,1000,0:;"}}
+    pod = a_pod({"phase": "Running"}, "n1", metadata=metadata)
+    nodes = (a_node("n1", a_gpu("GPU-a", healthy=False)),)
+    facts = " ".join(gate_of(told(pod, over, nodes=nodes, node_events=of_node), "running").facts)
+
+    assert "NothingOffered" in facts
+    assert "XID 79" not in facts
+
+
 def test_a_node_that_offers_slices_again_does_not_offer_none():
     events = [
         event("NothingOffered", "so no slice is on offer", 30, AGENT, "n1"),

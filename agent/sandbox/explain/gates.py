@@ -18,7 +18,7 @@ from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, PodEventView
 from agent.model import gpu_title
 from agent.sandbox.explain import story
-from agent.sandbox.explain.placement import HOLDERS_TOLD, World, held_by
+from agent.sandbox.explain.placement import ADVICE, HOLDERS_TOLD, World, held_by
 from agent.sandbox.explain.story import TEXT, Gate, GateVerdict, agent_words, mib, when
 from agent.sandbox.scheduler import model
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, all_containers, lookup
@@ -318,18 +318,18 @@ def running_gate(world: World) -> Gate:
         return Gate(RUNNING, GateVerdict.NOT_REACHED, "not reached", facts=held)
     if sick := tuple(_sick(world)):
         said = "it runs on a GPU that its node does not report as healthy"
-        verb = f"`hami-agent status --node {cap(world.node, 128)}`"
-        advice = f"{verb} says what the GPU has and what to do"
-        facts = (*held, *sick, *words)
+        advice = ADVICE["CardNotHealth"].format(node=cap(world.node, 128))
+        # What was told of the pod stays after its GPU recovered; the Node's Events end.
+        of_node = (event for event in world.snapshot.node_events if _concerns(world, event))
+        facts = (*held, *sick, *(agent_words(of_node, world.now, world.node) or words))
         return Gate(RUNNING, GateVerdict.NOTED, said, "CardNotHealth", advice, facts)
     if deleting:
         return Gate(RUNNING, GateVerdict.NOTED, *deleting, (*held, *words))
     said = "it runs and holds:" if held else "it runs"
     if not words:
         return Gate(RUNNING, GateVerdict.PASSED, said, facts=held)
-    well = "its node reports all of its GPUs as healthy now"
-    facts = (*held, *words, *([well] if world.node in world.nodes else ()))
-    return Gate(RUNNING, GateVerdict.NOTED, said, facts=facts)
+    well = ["its node reports all of its GPUs as healthy now"] if world.node in world.nodes else []
+    return Gate(RUNNING, GateVerdict.NOTED, said, facts=(*held, *words, *well))
 
 
 def _statuses(world: World) -> Iterator[Mapping[str, Any]]:
