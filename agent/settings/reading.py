@@ -122,8 +122,8 @@ class NodeValues:
                     f"{setting.origin}: {key} cannot change from {values[0]} to {setting.value} "
                     "while pods hold slices; running pods go on",
                     remedy=f"drain the node (kubectl drain {self.name}) or delete the pods that "
-                    "`hami-agent status --by pod` names, or set it back; slices are held for up "
-                    "to two minutes after their pod has gone",
+                    "`hami-agent status --by pod` names, or set it back; slices are held for 60 "
+                    "to 75 s after their pod has gone",
                 )
 
 

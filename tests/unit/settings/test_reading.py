@@ -192,7 +192,7 @@ def test_another_name_is_refused_with_its_place_and_what_to_do():
         "c.yaml:2:25: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
         "while pods hold slices; running pods go on: drain the node (kubectl drain node-1) or "
         "delete the pods that `hami-agent status --by pod` names, or set it back; slices are held "
-        "for up to two minutes after their pod has gone"
+        "for 60 to 75 s after their pod has gone"
     ) == said(ROWS, resource=NEW)
 
 
