@@ -220,12 +220,15 @@ class Withholder:
 
     def _note(self, check: NodeCheck, refusal: str) -> None:
         """Note the refusal that a new pod would get. Empty: the check passed."""
-        is_first, was_withheld = check not in self._found, bool(self.reasons.value)
+        is_first = check not in self._found
         self._found[check] = refusal
         reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
-        is_news = self.reasons.set(reasons) or is_first
         # Nothing is on offer before each check has come back.
-        if is_news and (reasons or len(self._found) == len(self._checks)):
+        if not reasons and len(self._found) < len(self._checks):
+            return
+
+        was_withheld = bool(self.reasons.value)
+        if self.reasons.set(reasons) or is_first:
             self._withhold("; ".join(reasons))
         if bool(reasons) == was_withheld:
             return

@@ -330,6 +330,30 @@ async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
     assert [reason, ""] == changes
 
 
+async def test_nothing_is_offered_again_before_each_look_has_come_back():
+    answers, looks, changes, news = asyncio.Event(), 0, [], []
+
+    async def hang() -> None:
+        await answers.wait()
+
+    async def fails_once() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise StateError("/state is full.")
+
+    checks = NodeCheck(AllocateStep.WRITE, fails_once), NodeCheck(AllocateStep.HOOK, hang)
+    withholder = Withholder(checks, changes.append, lambda event: news.append(event.reason))
+    async with at_work(withholder.run):
+        await asyncio.sleep(3)
+        (reason,) = changes
+        assert ((reason,), ["NothingOffered"]) == (withholder.reasons.value, news)
+        answers.set()
+        await asyncio.sleep(0.01)
+
+    assert ([reason, ""], ["NothingOffered", "SlicesOffered"]) == (changes, news)
+
+
 # Which GPUs are shared and how they are listed, against HAMi v2.10's own code.
 
 
