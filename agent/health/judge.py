@@ -721,7 +721,7 @@ def released(health: Health, now: Time) -> Health:
     )
 
 
-def taken_back(health: Health, now: Time) -> Health:
+def taken_back(health: Health, now: Time, settings: HealthSettings) -> Health:
     """The health of a GPU that is taken back after a release.
 
     One that was bad or lost is so again: a bad one begins its cool-down anew, or still needs its
@@ -734,7 +734,7 @@ def taken_back(health: Health, now: Time) -> Health:
         # Version 0.1.0 does not keep how it was.
         text = f"it was unhealthy before it was released [{RUNBOOK}]"
         bad = replace(health, condition=Condition.BAD, cause=Cause.PROBE, text=text)
-        return again(remembered(health.before or bad, now, boot_changed=False), now)
+        return again(remembered(health.before or bad, now, settings, boot_changed=False), now)
 
     text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
     return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
@@ -744,7 +744,7 @@ def taken_back(health: Health, now: Time) -> Health:
 
 
 def remembered(
-    health: Health, now: Time, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
+    health: Health, now: Time, settings: HealthSettings, *, boot_changed: bool
 ) -> Health:
     """The health with which a GPU starts, from its health in the checkpoint.
 

@@ -215,12 +215,12 @@ class HealthWatch:
             return None
 
         uuid, is_off, now = shared.uuid, self._settings.off, self._now()
-        before = self._health_of(uuid)
+        before = back = self._health_of(uuid)
         if before.cause == Cause.RELEASED:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
-            back = judge.switched_off(now) if is_off else judge.taken_back(before, now)
-            self._health[uuid] = back
+            back = judge.taken_back(before, now, self._settings)
+            self._health[uuid] = back = judge.switched_off(now) if is_off else back
             self._changed()
 
         if not is_off:
@@ -234,7 +234,8 @@ class HealthWatch:
             probe = replace(probe, signs=replace(probe.signs, recovery=RecoveryAction.NONE))
 
         known = self._judged(() if is_off else (probe,)).get(uuid) or self._health_of(uuid)
-        self._health[uuid] = before  # people are told only what the answer makes of it
+        if self._health_of(uuid) is back:  # people are told only what the answer makes of it
+            self._health[uuid] = before
         self._publish({uuid: known})
 
         after, inventory = self._health_of(uuid), self._inventory.value

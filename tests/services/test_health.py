@@ -330,6 +330,31 @@ async def test_a_recheck_says_what_the_gpu_was_and_is_and_why_a_well_one_takes_n
         assert ("it is filtered out by the settings",) == found.missing
 
 
+async def test_what_is_reported_during_a_recheck_counts_once():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.hung = True
+        async with asyncio.TaskGroup() as group:
+            recheck = group.create_task(bench.watch.recheck("1"))
+            await asyncio.sleep(0.1)
+            bench.driver.xid(G1, 48)
+            await asyncio.sleep(0.1)
+            bench.driver.hung = False
+
+    assert "bad" == recheck.result().after.condition
+    assert (((G1, "ok", "bad"), 1),) == bench.watch.transitions.items()
+
+
+async def test_a_gpu_that_is_taken_back_is_judged_by_the_settings():
+    async with running(HealthSettings(enabled_xids="31")) as bench:
+        bench.driver.xid(G1, 31)
+        await asyncio.sleep(1)
+        await bench.watch.release("1")
+        found = await bench.watch.recheck("1")
+
+    assert ("bad", False) == (found.after.condition, found.serving)
+
+
 async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_such():
     async with running(OFF, recalled={G0: ILL}) as bench:
         bench.driver.xid(G1, 79)

@@ -79,7 +79,7 @@ def after(history: str, settings: HealthSettings = SETTINGS) -> tuple[Health, dt
         "was-reset": lambda now: judge.relieved(health, SIGNS["advise-none"], now),
         "release": lambda now: judge.released(health, now),
         "of-0.1.0": lambda _: replace(health, before=None),
-        "take-back": lambda now: judge.taken_back(health, now),
+        "take-back": lambda now: judge.taken_back(health, now, settings),
         "off": judge.switched_off,
     }
     for word in history.split():
