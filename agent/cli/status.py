@@ -525,7 +525,7 @@ def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             sys.stdout.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
             sys.stdout.flush()
             typed, _, _ = select.select(keys, [], [], args.interval)
-            if typed and re.search(b"[qQ]|^$", os.read(0, 64)):  # nothing: the terminal is gone
+            if typed and re.search(rb"[qQ]|\A\Z", os.read(0, 64)):  # nothing: the terminal is gone
                 break
 
             try:
