@@ -400,16 +400,6 @@ def read_node_config(
     return profiles
 
 
-def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
-    """Decode the entries in their order, with their keys in lower case.
-
-    Raises SettingsError: not a JSON object of that form.
-    """
-    document = read_yaml(text.encode(errors="replace"), NODES, is_json=True)
-    entries = _listed(document, NODES)
-    return tuple({key: value.value() for key, _, value in item.pairs()} for item in entries)
-
-
 def _of_entry(item: Place, errors: list[str], unknown: list[str]) -> Iterator[SettingsProfile]:
     """The profiles of an entry, one for each tier that it is in; none if it selects no node."""
     faults: list[str] = []
