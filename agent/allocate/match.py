@@ -613,11 +613,11 @@ def rejected_pod(evidence: Evidence) -> PodUid | None:
         return deleted[0] if deleted else None
 
     pod = found[0].pod
-    # A deleted pod of the name that was answered is no candidate, but may ask again.
+    # A deleted pod of the name is no candidate once one was answered, but may still be asking.
     may_be_another = any(
         stone.pod.key == pod.key
         and evidence.now - stone.deleted_at <= ASKED_AFTER_DELETION
-        and evidence.ledger.rows_of(stone.pod.uid)
+        and stone.pod.uid not in evidence.claimed
         for stone in evidence.table.tombstones
     )
     is_asked_again = len(found) != 1 or found[0].row is not None or pod.has_run
