@@ -613,11 +613,11 @@ def rejected_pod(evidence: Evidence) -> PodUid | None:
         return deleted[0] if deleted else None
 
     pod = found[0].pod
-    # A deleted pod of the name that was answered is no candidate, but may ask again.
+    # A deleted pod of the name is no candidate once one was answered, but may still be asking.
     may_be_another = any(
         stone.pod.key == pod.key
         and evidence.now - stone.deleted_at <= ASKED_AFTER_DELETION
-        and evidence.ledger.rows_of(stone.pod.uid)
+        and stone.pod.uid not in evidence.claimed
         for stone in evidence.table.tombstones
     )
     is_asked_again = len(found) != 1 or found[0].row is not None or pod.has_run
@@ -733,17 +733,18 @@ def require_right(candidate: Candidate, evidence: Evidence) -> None:
     if lock_of(pod, evidence) or may_be_unlocked(pod, evidence):
         return
 
-    if evidence.asked.get(Ask.NODE) is False and not _is_made_with_its_node(pod):
+    is_bound = not _is_made_with_its_node(pod)
+    if is_bound and evidence.asked.get(Ask.NODE) is False:
         raise _unknown(f"no node lock that it knows of names pod {pod.title}")
     again = f"create it again with schedulerName {settings.scheduler_name}"
-    if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
+    if is_bound and _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
         raise Refusal(
             RefusalReason.NO_RIGHT,
             f"Pod {pod.title} asks for GPUs while HAMi's scheduler places {'/'.join(lock.owner)} "
             f"on this node: another scheduler bound it, or its lock was taken over; {again}.",
         )
     why = "another scheduler bound it, the lock was removed, or it started before without its GPU"
-    if _is_made_with_its_node(pod):
+    if not is_bound:
         why, again = "it was created with its node", "create it again without spec.nodeName"
     elif not _takes_lock(pod):
         again += " and with the GPU in an app container too"

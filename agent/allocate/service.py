@@ -490,7 +490,9 @@ class HamiAllocation(Allocation):
             lock=row.lock or grant.lock,
         )
         if not call.is_replay:
-            call.rejected = found.pod.uid
+            # A deleted pod of the name may be asking: see rejected_pod, which takes too long here.
+            is_sole = all(one.pod.key != found.pod.key for one in self.pods.value.tombstones)
+            call.rejected = found.pod.uid if is_sole else None
             check_library(facts, found.container)
         return call.row
 

@@ -200,6 +200,20 @@ async def test_annotations_that_a_tenant_wrote_give_no_right(scheduler, beside, 
             await story.running("owner")
 
 
+@pytest.mark.parametrize("seconds", [None, 2], ids=["it runs", "it has ended, and its row is gone"])
+@told
+async def test_a_lock_that_was_used_proves_nothing_for_the_next_pod_of_the_name(seconds):
+    async with a_story() as story:
+        await story.runs("train", Shape((Box(mib=4000),), seconds=seconds))
+        await story.until(lambda: not story.lock)
+        await story.until(lambda: seconds is None or not story.rows)
+        story.world.delete(story.pod("train"), 0)
+
+        await bound_by_hand(story, "train", Shape((Box(mib=12000),), forged=12000), "mine")
+
+        await story.failed("train", "HA-2005")
+
+
 @told
 async def test_a_pod_that_another_scheduler_bound_is_refused():
     async with a_story() as story:

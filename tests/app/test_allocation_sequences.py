@@ -1,6 +1,7 @@
 """What befalls kubelet, agent and containers amid allocations, acted out by the whole agent."""
 
 import asyncio
+import errno
 
 import pytest
 
@@ -159,3 +160,30 @@ async def test_good_pods_that_come_beside_dead_containers_that_nothing_tells_apa
 
         assert ends.count("Failed") <= 1
         assert ends.count("Running") == 16 - ends.count("Failed")
+
+
+@pytest.mark.parametrize("container", ["c0", "c1"])
+@told
+async def test_a_pod_runs_though_its_deleted_namesake_asked_first_and_heard_of_a_full_disk(
+    container,
+):
+    async with a_story() as story:
+        kubelet, faults = story.world.kubelet, story.world.disk.faults
+        await story.world.stop_kubelet(2.0)
+        gone = await story.bound("train", Shape((Box(mib=2000), Box(mib=2000))))
+        await story.until(lambda: kubelet.life)  # it admits the pods 0.9 s later
+
+        def hear(event):
+            if (event.pod, event.container) != (gone, container):
+                return
+            if event.kind == "allocating":
+                faults.fail_at(0, errno.ENOSPC, times=50)
+            elif event.kind == "allocate_refused":
+                faults.revive()
+
+        kubelet.history.listen(hear)
+        story.world.delete(story.pod("train"), 0)
+        await story.runs("train", Shape((Box(mib=4000), Box(mib=4000))))
+
+        assert {"ok", "refused"} == {result for result, _ in story.results} - {"replay"}
+        assert "4000m" == story.envs("train", "c1")["CUDA_DEVICE_MEMORY_LIMIT_0"]

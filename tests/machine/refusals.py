@@ -55,8 +55,7 @@ class Fact(enum.Enum):
     SLOW_DISK = "the disk takes too long for the time there is", "5001 5002"
     BAD_GPU = "a GPU that it was given is bad or lost, or was when it asked", "4001 4002"
     LIE = "a tenant made little of what its pod holds, and the scheduler believed it", _ROOM
-    # 2001: a deleted namesake that the kubelet still admits heard the refusal first.
-    SOLD = "HAMi's scheduler has sold the same room to others already", f"{_ROOM} 2001"
+    SOLD = "HAMi's scheduler has sold the same room to others already", _ROOM
     UNTOLD = "a kubelet has rejected another pod, and its status hides it for 10 s", _ROOM
     HIDDEN = "a rejected pod's status no longer says that its init phase ended", _ROOM
     LOST = "the kubelet lost its records of this pod, and says not what it starts", "2002 2009 2010"

@@ -83,18 +83,18 @@ class PodWorkers:
                     pass
 
     async def revive(self, uid: str) -> None:
-        """Restart a dead container of the pod, after a short pause or its back-off."""
+        """Restart a dead container of the pod, after a short pause, or its back-off too."""
+        timings = self._model.timings
+        await self._take(timings.container_restart)
         async with self._turn:
             if uid not in self._devices.active:
                 return
-        timings = self._model.timings
-        await self._take(timings.container_restart)
         self._deaths[uid] = deaths = self._deaths.get(uid, 0) + 1
-        if deaths > 1:
+        if deaths > 1 and timings.crash_backoff:
             wait = timings.crash_backoff * 2.0 ** (deaths - 2)
             await asyncio.sleep(min(wait, timings.most_backoff))
-        async with self._turn:
-            pass
+            async with self._turn:
+                pass
         await self.run(uid)
 
     async def _start_missing(self, pod: NodePod) -> bool:

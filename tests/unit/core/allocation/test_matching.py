@@ -334,6 +334,10 @@ YOUNGER, PRESENT = (named_pod(1, uid=named_pod(n).uid, groups=((),)) for n in (8
 TWO_GONE = knowing(a_scene(PRESENT, gone=(POD, YOUNGER), lock=PRESENT), holding(POD))
 MAYBE = knowing(a_scene(POD, gone=(YOUNGER,), rows=(row_of(YOUNGER),), lock=POD), holding(POD))
 ELSEWHERE = a_scene(OTHER, gone=(POD,), lock=OTHER)
+OF_LATER = a_scene(
+    LATER, gone=(YOUNGER,), rows=(replace(LATER_ROW, epoch=NOW_KUBELET),), lock=LATER
+)
+FIRST_HELD = knowing(OF_LATER, holding(LATER, first=f"{G1}-0"))
 OF_ANOTHER = a_scene(POD, gone=(OTHER,), rows=(row_of(OTHER),), lock=POD)
 
 
@@ -347,6 +351,8 @@ OF_ANOTHER = a_scene(POD, gone=(OTHER,), rows=(row_of(OTHER),), lock=POD)
         # No successor, where a deleted pod may have sent it.
         (MAYBE, None),
         (changed(MAYBE, now=MAYBE.now + 61 * SECOND), POD),
+        (FIRST_HELD, None),
+        (changed(FIRST_HELD, claimed=frozenset({YOUNGER.uid})), LATER),
         (knowing(OF_ANOTHER, holding(POD)), POD),
         # Nobody, where it may have been another's, or there was no answer for one.
         (knowing(ELSEWHERE, holding(POD), holding(OTHER)), None),
