@@ -151,8 +151,9 @@ class _Tries:
             without = {**self._pod, "metadata": {**metadata, "annotations": others}}
             yield _Trial((2, 0), f"drop the annotation {key}", paste, self._fits(pod=without))
         affinity = dict(spec.get("affinity") or {})
-        if affinity.pop("nodeAffinity", None) or spec.get("nodeSelector"):
-            said = "drop nodeSelector and nodeAffinity, which exclude other Nodes"
+        held = ["nodeSelector"] * bool(spec.get("nodeSelector"))
+        if held := held + ["nodeAffinity"] * bool(affinity.pop("nodeAffinity", None)):
+            said = f"drop {' and '.join(held)}, so that other Nodes count"
             anywhere = {**spec, "nodeSelector": None, "affinity": affinity}
             yield _Trial((3, 1), said, "", self._fits(pod={**self._pod, "spec": anywhere}))
         for kind in (MEMORY, CORES, COUNT):
