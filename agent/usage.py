@@ -281,10 +281,14 @@ def _opened(containers: int | None, name: str, access: int) -> Iterator[tuple[in
             # It is looked at without opening it: opening a device could act on it.
             region = _region_name(directory)
             place = open_in(open_files, region, directory, PLACE)
-            # By its name: a file of another container that is linked here has two at that moment.
-            status = os.stat(region, dir_fd=directory, follow_symlinks=False)
-            is_one_name = os.path.samestat(status, os.fstat(place)) and status.st_nlink == 1
-            if not is_one_name or not stat.S_ISREG(status.st_mode):
+            status = os.fstat(place)
+            # A file of another container that is linked here has two names, or one once the link is
+            # replaced: then the name that was opened is gone. A rename counts names down before it
+            # takes the name away, and a look into the directory waits for its end.
+            with os.scandir(directory) as entries:
+                next(entries, None)
+            is_gone = str(Path(f"/proc/self/fd/{place}").readlink()).endswith(" (deleted)")
+            if is_gone or status.st_nlink != 1 or not stat.S_ISREG(status.st_mode):
                 raise NoRegion("it is not a regular file with one name")
 
             # This path names the inode that was checked, whatever has its name now.

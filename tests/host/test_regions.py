@@ -294,7 +294,7 @@ async def test_a_region_that_is_swapped_while_it_is_read_leads_to_no_other_and_h
     hook, regions
 ):
     region, theirs = with_region(hook), with_region(hook, OTHER)
-    before, seen = theirs.read_bytes(), set()
+    before, seen = theirs.read_bytes(), {(await regions.read([NAME]))[NAME].state}
     words = [sys.executable, "-c", SWAPS, str(region), str(theirs)]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdout=pipe, cwd=region.parent) as tenant:  # noqa: S603, ASYNC220 -- our own

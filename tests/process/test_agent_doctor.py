@@ -87,6 +87,10 @@ async def test_nothing_is_wrong_where_all_is_well_and_each_fault_is_found_and_no
         node.store.create("pods", {"metadata": {"name": "late", "namespace": "demo"}, "spec": spec})
         lock = encode_node_lock(SystemClock().now() - dt.timedelta(seconds=400), "demo", "late")
         edit(node, annotations={HANDSHAKE: "Deleted_2026-11-20 10:00:00", MUTEX_LOCK: lock})
+        words = ("status", "-o", "json", "--socket", str(node.places.run / "api.sock"))
+        async with asyncio.timeout(PATIENCE):  # the agent's watch shows the lock a moment later
+            while "demo/late" not in (await asyncio.to_thread(run, *words)).stdout:
+                pass
         code, faults, found = await doctored(node)
 
     wanted = {"P-GPU note", "P-OFFER wrong", "P-REPORT wrong", "P-LOCK wrong"}
