@@ -37,6 +37,14 @@ async def doctored(node: SandboxCluster) -> tuple[int, set[str], list[dict]]:
     return ended.returncode, {f"{one['id']} {one['verdict']}" for one in own}, found
 
 
+async def shown(node: SandboxCluster, what: str) -> None:
+    """Wait until the agent says it: its watches lag, and its answers are up to 0.5 s old."""
+    words = ("status", "-o", "json", "--socket", str(node.places.run / "api.sock"))
+    async with asyncio.timeout(PATIENCE):
+        while what not in (await asyncio.to_thread(run, *words)).stdout:
+            pass
+
+
 def edit(node: SandboxCluster, **metadata: dict[str, str]) -> None:
     def change(stored):
         for key, more in metadata.items():
@@ -74,6 +82,7 @@ async def test_nothing_is_wrong_where_all_is_well_and_each_fault_is_found_and_no
         assert await node.until(lambda: node.allocatable() == SLICES // 2, PATIENCE)
         # HAMi's form leaves out what is false.
         assert await comes(lambda: node.node_annotations()[REGISTER].count('"health":true') == 1)
+        await shown(node, "H-RELEASED")
         assert (0, {"P-GPU note"}) == (await doctored(node))[:2]
 
         # Fewer slices than registered, a lock that stays, a node that the scheduler dropped.
@@ -87,10 +96,7 @@ async def test_nothing_is_wrong_where_all_is_well_and_each_fault_is_found_and_no
         node.store.create("pods", {"metadata": {"name": "late", "namespace": "demo"}, "spec": spec})
         lock = encode_node_lock(SystemClock().now() - dt.timedelta(seconds=400), "demo", "late")
         edit(node, annotations={HANDSHAKE: "Deleted_2026-11-20 10:00:00", MUTEX_LOCK: lock})
-        words = ("status", "-o", "json", "--socket", str(node.places.run / "api.sock"))
-        async with asyncio.timeout(PATIENCE):  # the agent's watch shows the lock a moment later
-            while "demo/late" not in (await asyncio.to_thread(run, *words)).stdout:
-                pass
+        await shown(node, "demo/late")
         code, faults, found = await doctored(node)
 
     wanted = {"P-GPU note", "P-OFFER wrong", "P-REPORT wrong", "P-LOCK wrong"}
