@@ -115,9 +115,12 @@ async def follow_cordons(
             continue
         was, now, before = {*read_cordon(before)}, {*read_cordon(text)}, text
         for gpu in (one.gpu for one in inventory.value.gpus if one.uuid in was ^ now):
-            said = f"{gpu.title} is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
-            ended = NodeEvent("GpuUncordoned", f"{gpu.title} is no longer cordoned", warning=False)
-            say(NodeEvent("GpuCordoned", said, warning=False) if gpu.uuid in now else ended)
+            if gpu.uuid in now:
+                words = "is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
+                say(NodeEvent("GpuCordoned", f"{gpu.title} {words}", warning=False))
+            else:
+                words = f"{gpu.title} is no longer cordoned"
+                say(NodeEvent("GpuUncordoned", words, warning=False))
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.

@@ -241,9 +241,9 @@ class StatusFacts(msgspec.Struct, frozen=True):
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     newest: Callable[[GpuUuid], GpuSample | None] = lambda _: None
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
-    changes: Sequence[JournalEntry] = ()
-    refusals: Sequence[JournalEntry] = ()
-    journal_since: dt.datetime | None = None
+    changes: Callable[[], tuple[JournalEntry, ...]] = tuple
+    refusals: Callable[[], tuple[JournalEntry, ...]] = tuple
+    journal_since: Callable[[], dt.datetime | None] = lambda: None
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
     pods: PodTable = msgspec.field(default_factory=PodTable)
     kubelet: KubeletEpoch | None = None
@@ -254,8 +254,8 @@ def status_of(facts: StatusFacts) -> StatusDocument:
     """All of the node."""
     # The refusals whose pod is still there, the newest first: its status repeats the sentence.
     messages = [pod.message for pod in facts.pods.pods.values() if pod.reason == REJECTED]
-    standing: dict[str, JournalEntry] = {}
-    for entry in facts.refusals:
+    standing, refusals = dict[str, JournalEntry](), facts.refusals()
+    for entry in refusals:
         if any(entry.text[:COMPARED] in message for message in messages):
             standing.setdefault(entry.text, entry)  # a pod that is refused again is one
 
@@ -270,9 +270,9 @@ def status_of(facts: StatusFacts) -> StatusDocument:
         node=node,
         gpus=gpus_of(facts),
         allocations=allocations_of(facts),
-        refusals=tuple(facts.refusals),
-        changes=tuple(facts.changes),
-        journal_since=facts.journal_since,
+        refusals=refusals,
+        changes=facts.changes(),
+        journal_since=facts.journal_since(),
         standing=tuple(standing.values()) if facts.pods.synced else None,
     )
 

@@ -149,8 +149,7 @@ class WebDoors:
             return StatusFacts(now, about, self.checks())
 
         settings, facts, service = agent.found.settings, agent.facts, agent.settings
-        journal = agent.journal
-        sharing = facts.sharing.value
+        journal, sharing = agent.journal, facts.sharing.value
         about = NodeStatus(
             name=settings.node,
             version=__version__,
@@ -175,9 +174,10 @@ class WebDoors:
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
             used=agent.usage.newest,
-            changes=journal.recent(journal.changes),
-            refusals=journal.recent(journal.refusals),
-            journal_since=journal.since,
+            # Called for what people read alone: no metric tells what happened.
+            changes=lambda: journal.recent(journal.changes),
+            refusals=lambda: journal.recent(journal.refusals),
+            journal_since=lambda: journal.since,
             settings=lambda: tuple(
                 SettingStatus(key, one.value, one.origin, key in service.pending)
                 for key, one in service.values.items()

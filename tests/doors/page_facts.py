@@ -65,9 +65,9 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "ledger": Ledger(rows=tuple(rows)),
         "newest": _sample,
         "used": _use_of(rows).get,
-        "changes": _again(TOLD.changes, 5, 50, text),
-        "refusals": _again(TOLD.refusals, 12, 31, text),
-        "journal_since": NOW - dt.timedelta(days=3),
+        "changes": lambda: _again(TOLD.changes, 5, 50, text),
+        "refusals": lambda: _again(TOLD.refusals, 12, 31, text),
+        "journal_since": lambda: NOW - dt.timedelta(days=3),
         "settings": lambda: (
             *TOLD.settings,
             *(SettingStatus(f"section{n % 7}.setting{n}", n * 10, "default") for n in range(66)),

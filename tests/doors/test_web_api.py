@@ -75,7 +75,8 @@ pytestmark = pytest.mark.looptime(False)
 async def documents() -> str:
     """Those of a busy node, an entry a line."""
     node = busy(gpus=4, each=1)
-    entries = {"refusals": node.refusals[:2], "changes": node.changes[:4]}
+    refusals, changes = node.refusals()[:2], node.changes()[:4]
+    entries = {"refusals": lambda: refusals, "changes": lambda: changes}
     node = msgspec.structs.replace(node, settings=lambda: busy().settings()[:4], **entries)
     lines = []
     async with reading(lambda: node) as client:
@@ -133,7 +134,7 @@ async def test_many_readers_cost_one_look_and_have_all_whatever_they_ask(path, m
 
     def made():
         looks.append(1)
-        return facts(refusals=entries)
+        return facts(refusals=lambda: entries)
 
     assert 0.5 == server.KEPT
     monkeypatch.setattr(server, "KEPT", 60.0)
@@ -469,9 +470,9 @@ def facts(**parts) -> StatusFacts:
         ledger=Ledger((a_row(shares=(a_share(),)),)),
         newest=lambda _: None,
         used=lambda _: None,
-        changes=(),
-        refusals=(ENTRY,),
-        journal_since=NOON,
+        changes=tuple,
+        refusals=lambda: (ENTRY,),
+        journal_since=lambda: NOON,
         settings=lambda: (SettingStatus(key="web.port", value=9394, origin="default"),),
         kubelet=EPOCH,
     )

@@ -59,7 +59,7 @@ PAIR = UNKNOWN.allocations[1].shares
 def without_script():
     """A busy node, and one of which little is known, as they are read without any script."""
     facts = busy(gpus=4, each=2)
-    few = {"changes": facts.changes[:4], "refusals": facts.refusals[:2]}
+    few = {"changes": lambda: facts.changes()[:4], "refusals": lambda: facts.refusals()[:2]}
     node = page(gpus=4, each=2, **few)
     unknown = page_html(UNKNOWN, NOON)
     lines = [*HtmlTree(node).lines, "=" * 9, *HtmlTree(unknown).lines]
@@ -85,8 +85,8 @@ def named(text):
             about=msgspec.structs.replace(facts.about, name=text, resource=text, kubelet=text),
             checks=(Check("state", ok=False, text=text),),
             node=NodeView("n", "u", "1", annotations=notes),
-            changes=facts.changes[:4],
-            refusals=facts.refusals[:4],
+            changes=lambda: facts.changes()[:4],
+            refusals=lambda: facts.refusals()[:4],
         )
     )
 
@@ -151,13 +151,13 @@ def distinct(entries, times):
 
 
 def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
-    facts = busy(gpus=40, each=10, name=lambda number: f"{LONG}{number}", text=LONG)
+    whole = busy(gpus=40, each=10, name=lambda number: f"{LONG}{number}", text=LONG)
     checks = tuple(Check(f"{LONG}{n}", ok=False, text=LONG) for n in range(50))
     facts = msgspec.structs.replace(
-        facts,
+        whole,
         checks=checks,
-        changes=distinct(facts.changes, 9),
-        refusals=distinct(facts.refusals, 9),
+        changes=lambda: distinct(whole.changes(), 9),
+        refusals=lambda: distinct(whole.refusals(), 9),
     )
 
     found = html_of(facts)
@@ -171,8 +171,8 @@ def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
 def test_equal_entries_are_one_with_their_number_and_what_else_they_are_about():
     node = busy(gpus=2, each=1)
     said = "GPU {} is lost: it does not answer [H-LOST]"
-    changes = [msgspec.structs.replace(node.changes[0], text=said.format(n)) for n in range(8)]
-    text = HtmlTree(html_of(msgspec.structs.replace(node, changes=tuple(changes)))).text
+    changes = [msgspec.structs.replace(node.changes()[0], text=said.format(n)) for n in range(8)]
+    text = HtmlTree(html_of(msgspec.structs.replace(node, changes=lambda: tuple(changes)))).text
 
     assert 1 == text.count("it does not answer")
     lost = "GpuUnhealthy: GPU 0 is lost: it does not answer [H-LOST]"

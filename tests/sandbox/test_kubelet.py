@@ -272,8 +272,8 @@ async def test_the_end_of_a_pod_waits_for_the_admission_that_is_going_on(tmp_pat
 # Containers that start and die beside admission, and how the kubelet panics of it.
 
 
-async def a_call_is_held(node: ModelNode, plugin: ProbePlugin) -> asyncio.Event:
-    """A container whose record is lost is being asked for; what lets its answer go."""
+async def a_container_dies(node: ModelNode, plugin: ProbePlugin) -> None:
+    """Its record is lost, and the plugin's answers are held."""
     await node.runs("u1")
     await node.restart(lose_checkpoint=True)
     await node.come_back(plugin)
@@ -281,6 +281,11 @@ async def a_call_is_held(node: ModelNode, plugin: ProbePlugin) -> asyncio.Event:
     plugin.calls.clear()
     plugin.hold()
     await node.end_container("u1")
+
+
+async def a_call_is_held(node: ModelNode, plugin: ProbePlugin) -> asyncio.Event:
+    """A container whose record is lost is being asked for; what lets its answer go."""
+    await a_container_dies(node, plugin)
     await node.until(lambda: plugin.calls, "no Allocate")
     gate, plugin.script.gate = plugin.script.gate, None
     assert gate is not None
@@ -289,13 +294,7 @@ async def a_call_is_held(node: ModelNode, plugin: ProbePlugin) -> asyncio.Event:
 
 async def test_a_dead_container_is_not_asked_for_while_an_admission_is_going_on(tmp_path):
     async with a_node(tmp_path) as (node, plugin):
-        await node.runs("u1")
-        await node.restart(lose_checkpoint=True)
-        await node.come_back(plugin)
-        await node.runs("late", node.container(count=0))  # it has heard of everything
-        plugin.calls.clear()
-        plugin.hold()
-        await node.end_container("u1")
+        await a_container_dies(node, plugin)
         await node.create("new")
         await node.until(lambda: plugin.calls, "no Allocate")
         await node.stays(lambda: 1 == len(plugin.calls), "a worker asks beside it", 60)

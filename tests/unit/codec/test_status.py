@@ -84,7 +84,7 @@ def test_a_refusal_stands_while_its_pod_is_there(message, reason, counts):
     status = {"message": message, "reason": "UnexpectedAdmissionError" if reason == "U" else reason}
     pod = a_pod(**(status if message else {}))
     facts = StatusFacts(
-        NOON, ABOUT, refusals=(refused, refused), pods=PodTable({pod.uid: pod}, synced=True)
+        NOON, ABOUT, refusals=lambda: (refused, refused), pods=PodTable({pod.uid: pod}, synced=True)
     )
     unsynced = replace(facts, pods=PodTable())
 
